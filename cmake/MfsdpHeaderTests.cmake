@@ -1,0 +1,31 @@
+# mfsdp_add_header_tests(<target>)
+#
+# Compiles each header of the target twice: once as the first line of a file, so that it must bring
+# everything it needs, and once below macros that C and POSIX headers are known to define. Each
+# object includes it twice, and all objects are linked into one program, so that a missing include
+# guard or `inline` shows. (VERIFY_INTERFACE_HEADER_SETS does only the first.)
+function(mfsdp_add_header_tests target)
+  set(macros "#define I 1\n#define B0 0\n#define small char\n")
+  string(APPEND macros "#define min(a, b) ((a) < (b) ? (a) : (b))\n")
+  string(APPEND macros "#define max(a, b) ((a) > (b) ? (a) : (b))\n")
+
+  get_target_property(headers ${target} HEADER_SET)
+  get_target_property(base ${target} HEADER_DIRS)
+  foreach(header IN LISTS headers)
+    cmake_path(RELATIVE_PATH header BASE_DIRECTORY ${base})
+    set(include "#include \"${header}\"\n")
+    set(alone ${CMAKE_CURRENT_BINARY_DIR}/headers/${header}.alone.cpp)
+    set(hostile ${CMAKE_CURRENT_BINARY_DIR}/headers/${header}.macros.cpp)
+    file(CONFIGURE OUTPUT ${alone} CONTENT "${include}${include}")
+    file(CONFIGURE OUTPUT ${hostile} CONTENT "${macros}${include}${include}")
+    list(APPEND sources ${alone} ${hostile})
+  endforeach()
+  set(main ${CMAKE_CURRENT_BINARY_DIR}/headers/main.cpp)
+  file(CONFIGURE OUTPUT ${main} CONTENT "int main() {}\n")
+
+  add_executable(${target}_headers ${main} ${sources})
+  target_link_libraries(${target}_headers PRIVATE mfsdp_development)
+  target_compile_options(${target}_headers PRIVATE -O0)
+  add_test(NAME policy.headers COMMAND ${target}_headers)
+  set_tests_properties(policy.headers PROPERTIES LABELS policy)
+endfunction()

@@ -1,0 +1,184 @@
+// eigen_backend: host memory and arithmetic, the reference for every other backend. The only
+// includer of Eigen. Build with EIGEN_DONT_PARALLELIZE: one thread for each product.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <tuple>
+#include <type_traits>
+
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// Elements in host memory, aligned to storage_alignment, of undefined content: NaN in checked
+// builds. Move-only; a buffer that was moved from is empty. Errors: std::bad_alloc.
+template <class T>
+  requires std::is_trivially_copyable_v<T>
+class host_buffer {
+ public:
+  host_buffer() = default;
+  explicit host_buffer(index elements)
+      : size_(static_cast<std::size_t>(elements)),
+        data_(static_cast<T*>(::operator new(size_ * sizeof(T), alignment))) {
+    if constexpr (checked && std::numeric_limits<T>::has_quiet_NaN) {
+      std::fill_n(data_.get(), size_, std::numeric_limits<T>::quiet_NaN());
+    }
+  }
+
+  [[nodiscard]] std::span<T> span() { return {data_.get(), data_ ? size_ : 0}; }
+  [[nodiscard]] std::span<const T> span() const { return {data_.get(), data_ ? size_ : 0}; }
+
+ private:
+  static constexpr std::align_val_t alignment{storage_alignment};
+  struct release {
+    void operator()(T* data) const { ::operator delete(data, alignment); }
+  };
+
+  std::size_t size_ = 0;
+  std::unique_ptr<T[], release> data_;
+};
+
+// The members are those of Backend. Stateless, so copies are free and calls from several threads
+// are safe.
+class eigen_backend {
+ public:
+  template <class T>
+  [[nodiscard]] host_buffer<T> allocate(index elements) const {
+    return host_buffer<T>(elements);
+  }
+
+  template <class T>
+  void fill(std::span<T> x, std::type_identity_t<T> value) const {
+    std::fill(x.begin(), x.end(), value);
+  }
+
+  template <class T>
+  void copy(std::type_identity_t<std::span<const T>> from, std::span<T> to) const {
+    assert(from.size() == to.size());
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+
+  // c = alpha op(a) op(b) + beta c, where c (m x n) is apart from op(a) (m x k) and op(b) (k x n);
+  // beta = 0 does not read c. Equal shapes on operands aligned to storage_alignment give equal bits
+  // (Eigen chooses its path by shape and alignment). 2 m n k operations; Eigen packs both operands
+  // into temporary memory.
+  template <class T>
+  MFSDP_NOINLINE void multiply(std::type_identity_t<T> alpha,
+                               std::type_identity_t<matrix_view<const T>> a, transpose op_a,
+                               std::type_identity_t<matrix_view<const T>> b, transpose op_b,
+                               std::type_identity_t<T> beta, matrix_view<T> c) const {
+    const auto left = map(a);
+    const auto right = map(b);
+    auto out = map(c);
+    if (beta == T(0)) {
+      out.setZero();
+    } else if (beta != T(1)) {
+      out *= beta;
+    }
+    const bool flip_a = op_a == transpose::yes;
+    const bool flip_b = op_b == transpose::yes;
+    if (!flip_a && !flip_b) out.noalias() += alpha * left * right;
+    if (!flip_a && flip_b) out.noalias() += alpha * left * right.transpose();
+    if (flip_a && !flip_b) out.noalias() += alpha * left.transpose() * right;
+    if (flip_a && flip_b) out.noalias() += alpha * left.transpose() * right.transpose();
+  }
+
+  // kernel(x...) over spans of equal size; those of constant elements are only read. The kernel
+  // sees Eigen arrays of a fixed size, hence always packets: neither alignment nor tails nor cuts
+  // change the result of an element. Mathematical functions need a using-declaration, so that
+  // `sqrt(v)` finds the one for arrays as well as the one for scalars.
+  template <class Kernel, class... T>
+  void transform(const Kernel& kernel, std::span<T>... x) const {
+    const std::size_t size = std::min({x.size()...});
+    assert(((x.size() == size) && ...));
+    std::size_t at = 0;
+    for (; at + block_size <= size; at += block_size) run(kernel, block_map<T>(x.data() + at)...);
+    if (at == size) return;
+    std::tuple<block<T>...> padded;
+    std::apply(
+        [&](block<T>&... tail) {
+          (load(x.subspan(at), tail), ...);
+          run(kernel, block_map<T>(tail.data())...);
+          (store(tail, x.subspan(at)), ...);
+        },
+        padded);
+  }
+
+  // The sum of squares in double: blocks of block_elements, each summed in eight fixed lanes, added
+  // in order. Neither alignment nor the compiler's vectorisation changes a bit for float.
+  template <class T>
+  [[nodiscard]] double sum_of_squares(std::span<T> x) const {
+    double sum = 0;
+    for (std::size_t at = 0; at < x.size(); at += block_elements) {
+      const std::size_t count = std::min(block_elements, x.size() - at);
+      sum += block_sum<std::remove_const_t<T>>(x.subspan(at, count));
+    }
+    return sum;
+  }
+
+ private:
+  // A multiple of every packet, small enough that a padded tail costs little.
+  static constexpr std::size_t block_size = 64;
+
+  template <class T>
+  using block = Eigen::Array<std::remove_const_t<T>, static_cast<int>(block_size), 1>;
+  template <class T>
+  using block_map = Eigen::Map<std::conditional_t<std::is_const_v<T>, const block<T>, block<T>>>;
+  template <class T>
+  using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+  template <class T>
+  static Eigen::Map<matrix<T>> map(matrix_view<T> m) {
+    return {m.data(), m.rows(), m.cols()};
+  }
+  template <class T>
+  static Eigen::Map<const matrix<T>> map(matrix_view<const T> m) {
+    return {m.data(), m.rows(), m.cols()};
+  }
+
+  template <class Kernel, class... Block>
+  MFSDP_NOINLINE static void run(const Kernel& kernel, Block... x) {
+    kernel(x...);
+  }
+
+  // The padding repeats an element of the tail: no lane meets an operand that no element has.
+  template <class T>
+  static void load(std::span<T> x, block<T>& tail) {
+    std::fill(std::copy(x.begin(), x.end(), tail.data()), tail.data() + block_size, x[0]);
+  }
+  template <class T>
+  static void store(const block<T>& tail, std::span<T> x) {
+    if constexpr (!std::is_const_v<T>) std::copy_n(tail.data(), x.size(), x.begin());
+  }
+
+  template <class T>
+  MFSDP_NOINLINE static double block_sum(std::span<const T> x) {
+    constexpr std::size_t lanes = 8;
+    std::array<double, lanes> sum{};
+    std::array<T, lanes> tail{};
+    for (std::size_t at = 0; at < x.size(); at += lanes) {
+      const T* p = x.data() + at;
+      if (at + lanes > x.size()) {
+        std::copy(x.begin() + static_cast<index>(at), x.end(), tail.begin());
+        p = tail.data();
+      }
+      for (std::size_t i = 0; i < lanes; ++i) {
+        const double value = static_cast<double>(p[i]);
+        sum[i] += value * value;
+      }
+    }
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+  }
+};
+
+static_assert(Backend<eigen_backend>);
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -1,0 +1,241 @@
+// The contracts that mix at compile time: Backend, Optimizer, Placement, Collective.
+//
+// Each concept is a conjunction of named parts, so that the static_assert at a library door can say
+// which member is missing or has another type. docs/concepts/ has an archetype of each.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/layout.hpp"
+#include "mfsdp/spec.hpp"
+#include "mfsdp/view.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// ---------------------------------------------------------------------------------------- Backend
+
+enum class transpose : bool { no, yes };
+
+namespace detail {
+struct sample_kernel {
+  template <class A, class B>
+  void operator()(A& a, const B& b) const {
+    a = a + b;
+  }
+};
+}  // namespace detail
+
+// Memory and arithmetic of one device, as an instance.
+//   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
+//   fill, copy         over spans
+//   multiply(alpha, a, op_a, b, op_b, beta, c)   c = alpha op(a) op(b) + beta c; c aliases neither
+//   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element; the kernel
+//                      is written once for scalars and packets, and its result for an element must
+//                      not depend on where the element stands
+//   sum_of_squares(x)  in double, over blocks of block_elements from the start of x, in order
+template <class B>
+concept Backend = std::copy_constructible<B> &&
+                  requires(B backend, std::span<float> x, std::span<const float> y,
+                           matrix_view<float> m, matrix_view<const float> n) {
+                    { backend.template allocate<float>(index{1}).span() } -> std::same_as<std::span<float>>;
+                    backend.fill(x, 0.0f);
+                    backend.copy(y, x);
+                    backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
+                    backend.transform(detail::sample_kernel{}, x, y);
+                    { backend.sum_of_squares(y) } -> std::same_as<double>;
+                  };
+
+// -------------------------------------------------------------------------------------- Optimizer
+
+// What an update may know besides its own options.
+template <class T>
+struct update_context {
+  std::int64_t step = 1;       // of this parameter, the first is 1
+  T learning_rate_scale = 1;   // a schedule's factor on the optimizer's own rate
+  std::span<T> workspace{};    // workspace_size(shape) elements of undefined content
+};
+
+namespace contract {
+
+template <class O>
+concept optimizer_name = requires {
+  { O::name } -> std::convertible_to<std::string_view>;
+};
+template <class O>
+concept optimizer_whole_matrix = requires {
+  { O::whole_matrix } -> std::convertible_to<bool>;
+};
+template <class O>
+concept optimizer_flops = requires(const O& o, matrix_shape s) {
+  { o.flops(s) } -> std::same_as<index>;
+};
+template <class O>
+concept optimizer_state_sizes = requires(const O& o, matrix_shape s) {
+  std::tuple_size<decltype(o.state_sizes(s))>::value;
+  { o.state_sizes(s)[0] } -> std::convertible_to<index>;
+};
+template <class O>
+concept optimizer_workspace_size = requires(const O& o, matrix_shape s) {
+  { o.workspace_size(s) } -> std::same_as<index>;
+};
+
+template <class O, class T>
+using state_spans = std::array<
+    std::span<T>, std::tuple_size_v<decltype(std::declval<const O&>().state_sizes(matrix_shape{}))>>;
+
+template <class O, class B>
+concept optimizer_update =
+    requires(const O& o, B& backend, state_spans<O, float> state, matrix_view<float> parameter,
+             matrix_view<const float> gradient, update_context<float> context) {
+      { o.update(backend, state, parameter, gradient, context) } -> std::same_as<void>;
+    };
+
+}  // namespace contract
+
+// The states of one parameter, as spans in the order of state_sizes.
+template <class O, class T>
+using state_spans = contract::state_spans<O, T>;
+
+// A rule that updates one parameter from its gradient and its own state.
+//   name               for plans and reports
+//   whole_matrix       true if update needs the whole matrix; false if it works on any piece
+//   flops(shape)       arithmetic of one update, the planner's measure of time
+//   state_sizes(shape) elements of each state, zero at the start; std::array<index, number of states>
+//   workspace_size(shape)   scratch elements of one update
+//   update(backend, state, parameter, gradient, context)   never writes the gradient; an elementwise
+//                      piece arrives as a 1 x n view
+template <class O>
+concept Optimizer = std::copyable<O> && contract::optimizer_name<O> &&
+                    contract::optimizer_whole_matrix<O> && contract::optimizer_flops<O> &&
+                    contract::optimizer_state_sizes<O> && contract::optimizer_workspace_size<O>;
+
+template <class O, class B>
+concept UpdatesOn = Optimizer<O> && contract::optimizer_update<O, B>;
+
+// An optimizer of whole matrices that accepts placements that cut them: the runtime gathers the
+// gradient of each matrix in every step.
+template <class O>
+concept GathersMatrices = Optimizer<O> && requires { requires O::gathers; };
+
+// A set of optimizers and the rule that sends each tensor to one of them. One function serves the
+// planner, the runtime and the checkpoint.
+template <class S>
+concept OptimizerSet = requires(const S& set, const tensor_spec& tensor) {
+  { set.route(tensor) } -> std::same_as<std::size_t>;
+  std::tuple_size<decltype(set.members())>::value;
+};
+
+// A single optimizer is a set of one.
+template <class O>
+[[nodiscard]] constexpr auto optimizer_members(const O& optimizer) {
+  if constexpr (OptimizerSet<O>) {
+    return optimizer.members();
+  } else {
+    return std::tuple<O>(optimizer);
+  }
+}
+
+template <class O>
+[[nodiscard]] constexpr std::size_t optimizer_route(const O& optimizer, const tensor_spec& tensor) {
+  if constexpr (OptimizerSet<O>) {
+    return optimizer.route(tensor);
+  } else {
+    return 0;
+  }
+}
+
+// -------------------------------------------------------------------------------------- Placement
+
+// Which rank holds what.
+//   name             for plans and reports
+//   whole_matrices   true if no matrix item is ever cut
+//   replicated       true if every rank holds everything (place is then not called)
+//   place(items, ranks)   for each item its segments, covering it exactly once; a pure function in
+//                    integer arithmetic, since every rank computes it for itself
+template <class P>
+concept Placement = std::copyable<P> && requires(const P& p, std::span<const placement_item> items) {
+  { P::name } -> std::convertible_to<std::string_view>;
+  { P::whole_matrices } -> std::convertible_to<bool>;
+  { P::replicated } -> std::convertible_to<bool>;
+  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
+};
+
+// ------------------------------------------------------------------------------------- Collective
+
+using deadline = std::chrono::steady_clock::time_point;
+
+// A started operation. Every started operation must be waited for.
+//   test()     makes progress without blocking; true when the output is complete
+//   wait(d)    returns when the output is complete; throws collective_error after the deadline
+//   drain(d)   after wait: returns when the input may be written again
+// Destroying a request makes its memory safe to free: it drains what was waited for, and abandons
+// what was not, which fails the operation on the other ranks.
+template <class R>
+concept Request = std::movable<R> && std::default_initializable<R> && requires(R r, deadline d) {
+  { r.test() } -> std::same_as<bool>;
+  r.wait(d);
+  r.drain(d);
+};
+
+// Whether a reduction replaces its output or adds to it.
+enum class reduce_into : bool { write, add };
+
+// The base of every engine: who am I, among how many. Ranks call operations in one common order.
+template <class C>
+concept Collective = std::copy_constructible<C> && Request<typename C::request> &&
+                     requires(const C& c) {
+                       { c.rank() } -> std::same_as<int>;
+                       { c.size() } -> std::same_as<int>;
+                     };
+
+// One concept for each operation, so that an engine that offers less still serves those who need
+// less. Pieces and label are the same on all ranks and outlive the request; pieces of no elements
+// are absent. The label names the operation in errors.
+//
+// All-gather: every rank's pieces reach `full` on every rank, this rank's own included.
+template <class C, class T>
+concept AllGather = Collective<C> && requires(C c, std::span<const T> shard, std::span<T> full,
+                                              std::span<const piece> pieces, std::string_view label) {
+  { c.start_all_gather(shard, full, pieces, label) } -> std::same_as<typename C::request>;
+};
+
+// Reduce-scatter: each piece of `full`, summed over ranks 0, 1, 2, ... in that order, reaches the
+// shard of the piece's rank.
+template <class C, class T>
+concept ReduceScatter =
+    Collective<C> && requires(C c, std::span<const T> full, std::span<T> shard,
+                              std::span<const piece> pieces, std::string_view label) {
+      {
+        c.start_reduce_scatter(full, shard, pieces, reduce_into::add, label)
+      } -> std::same_as<typename C::request>;
+    };
+
+// All-reduce: the elements of `full` that the pieces name (their ranks do not matter), summed over
+// ranks 0, 1, 2, ... in that order, reach `local` on every rank.
+template <class C, class T>
+concept AllReduce =
+    Collective<C> && requires(C c, std::span<const T> full, std::span<T> local,
+                              std::span<const piece> pieces, std::string_view label) {
+      {
+        c.start_all_reduce(full, local, pieces, reduce_into::add, label)
+      } -> std::same_as<typename C::request>;
+    };
+
+// Three axes of one job. Units are sharded over `shard`; `replicate` holds copies of each shard and
+// `site` connects groups that synchronise rarely.
+template <class M>
+concept Mesh = requires(const M& mesh) {
+  requires Collective<std::remove_cvref_t<decltype(mesh.shard)>>;
+  requires Collective<std::remove_cvref_t<decltype(mesh.replicate)>>;
+  requires Collective<std::remove_cvref_t<decltype(mesh.site)>>;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -1,0 +1,45 @@
+// Build-time switches. The only header with compiler or build conditions.
+#pragma once
+
+#include <cstddef>
+
+#include "mfsdp/version.hpp"
+
+// MFSDP_CHECKED=1 poisons memory that nobody may read: fresh buffers, parameter slots between
+// release and acquire, gradient buffers before they are written. On in builds without NDEBUG.
+#ifndef MFSDP_CHECKED
+#ifdef NDEBUG
+#define MFSDP_CHECKED 0
+#else
+#define MFSDP_CHECKED 1
+#endif
+#endif
+
+// Everything lives in an inline namespace that names the version and the behaviour switch, so
+// that two translation units built differently can be linked without sharing a definition.
+#if MFSDP_CHECKED
+#define MFSDP_ABI v0_1_checked
+#else
+#define MFSDP_ABI v0_1
+#endif
+
+// Keeps one copy of a kernel per element type: every caller then runs the same instructions, so
+// that results do not depend on how the compiler treated each call site.
+#if defined(_MSC_VER)
+#define MFSDP_NOINLINE __declspec(noinline)
+#else
+#define MFSDP_NOINLINE __attribute__((noinline))
+#endif
+
+namespace mfsdp::inline MFSDP_ABI {
+
+inline constexpr bool checked = MFSDP_CHECKED != 0;
+
+// Every segment of a shard and every tensor of a unit buffer starts at this alignment (bytes).
+inline constexpr std::size_t storage_alignment = 64;
+
+// Elementwise tensors are cut, and norms are summed, in blocks of this many elements counted from
+// the start of the tensor. One number for both makes the global norm independent of the cuts.
+inline constexpr std::size_t block_elements = 1024;
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -1,0 +1,27 @@
+// mixed: one optimizer for the matrices of a model, another for everything else.
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// An OptimizerSet of two, `mixed{muon{}, adamw{}}`. Tensors of role matrix go to the first, all
+// others to the second, which must work on any piece because they may be cut.
+template <Optimizer Matrix, Optimizer Elementwise>
+  requires(!Elementwise::whole_matrix)
+struct mixed {
+  Matrix matrix;
+  Elementwise elementwise;
+
+  [[nodiscard]] constexpr std::tuple<Matrix, Elementwise> members() const {
+    return {matrix, elementwise};
+  }
+  [[nodiscard]] constexpr std::size_t route(const tensor_spec& tensor) const {
+    return tensor.role == tensor_role::matrix ? 0 : 1;
+  }
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

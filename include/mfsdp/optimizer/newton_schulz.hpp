@@ -1,0 +1,91 @@
+// Newton-Schulz: the nearest matrix with orthonormal rows or columns, from products alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// One iteration: X <- a X + b (X X^T) X + c (X X^T)^2 X, an odd polynomial of the singular values.
+struct newton_schulz_row {
+  double a = 0;
+  double b = 0;
+  double c = 0;
+};
+
+// Keller Jordan's, the same for every iteration: lifts small singular values fast and leaves all of
+// them within about [0.68, 1.14] rather than at one. Source: github.com/KellerJordan/Muon.
+inline constexpr std::array<newton_schulz_row, 1> keller_coefficients{{{3.4445, -4.7750, 2.0315}}};
+
+namespace detail {
+
+// Parts of a workspace start at storage_alignment for any element type.
+[[nodiscard]] constexpr index workspace_part(index elements) {
+  return round_up(elements, static_cast<index>(storage_alignment));
+}
+
+}  // namespace detail
+
+// Scratch elements of one call.
+[[nodiscard]] constexpr index newton_schulz_workspace(matrix_shape shape) {
+  const index n = std::min(shape.rows, shape.cols);
+  return detail::workspace_part(shape.elements()) + 2 * detail::workspace_part(n * n);
+}
+
+// Operations of one call: 4 n^2 m + 2 n^3 for each iteration, n the smaller side of the matrix and
+// m the larger.
+[[nodiscard]] constexpr index newton_schulz_flops(matrix_shape shape, int steps) {
+  const index n = std::min(shape.rows, shape.cols);
+  return steps * (4 * n * shape.elements() + 2 * n * n * n);
+}
+
+// Replaces x (rows x cols) by U V^T of its singular value decomposition, approximately: x is
+// divided by its Frobenius norm + epsilon (positive), then iterated with the given rows of
+// coefficients, the last of which repeats. A zero matrix stays zero; no finite float overflows.
+// The workspace has newton_schulz_workspace(x.shape()) elements. Results depend on the alignment of
+// x and workspace only if they are not aligned to storage_alignment.
+// Source: Bernstein & Newhouse, arXiv 2409.20325; github.com/KellerJordan/Muon.
+template <Backend B, class T>
+void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_row> coefficients,
+                   int steps, double epsilon, std::span<T> workspace) {
+  assert(std::ssize(workspace) >= newton_schulz_workspace(x.shape()));
+  if (x.size() == 0) return;
+
+  // As a root applied twice, since the inverse itself may be too small for T.
+  const T root = static_cast<T>(
+      std::sqrt(1 / (std::sqrt(backend.sum_of_squares(x.flat())) + epsilon)));
+  backend.transform([root](auto& e) { e = (e * root) * root; }, x.flat());
+
+  // A tall matrix is iterated from the right, so that the Gram matrix is always the smaller one.
+  const bool tall = x.rows() > x.cols();
+  const index n = std::min(x.rows(), x.cols());
+  const index part = detail::workspace_part(n * n);
+  const matrix_view<T> gram(workspace.data(), n, n);
+  const matrix_view<T> polynomial(workspace.data() + part, n, n);
+  matrix_view<T> now = x;
+  matrix_view<T> next(workspace.data() + 2 * part, x.shape());
+
+  for (int step = 0; step < steps; ++step) {
+    const auto row = std::min(static_cast<std::size_t>(step), coefficients.size() - 1);
+    const auto [a, b, c] = coefficients[row];
+    backend.multiply(T(1), now, tall ? transpose::yes : transpose::no, now,
+                     tall ? transpose::no : transpose::yes, T(0), gram);
+    backend.copy(gram.flat(), polynomial.flat());
+    backend.multiply(static_cast<T>(c), gram, transpose::no, gram, transpose::no,
+                     static_cast<T>(b), polynomial);
+    backend.copy(now.flat(), next.flat());
+    backend.multiply(T(1), tall ? now : polynomial, transpose::no, tall ? polynomial : now,
+                     transpose::no, static_cast<T>(a), next);
+    std::swap(now, next);
+  }
+  if (now.data() != x.data()) backend.copy(now.flat(), x.flat());
+}
+
+}  // namespace mfsdp::inline MFSDP_ABI

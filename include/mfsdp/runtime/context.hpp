@@ -1,0 +1,151 @@
+// What the parts of the runtime share: plan, collective, backend, options, and the accounts that are
+// kept of memory and traffic.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "mfsdp/collective/counting.hpp"
+#include "mfsdp/concepts.hpp"
+#include "mfsdp/plan.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// Why a unit is acquired. Forward is followed by a backward over the same units, evaluate is not.
+enum class pass { forward, backward, evaluate };
+
+// When something was moved.
+enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step };
+inline constexpr std::size_t phases = 6;
+
+// What memory is for.
+enum class memory : std::size_t {
+  parameters,        // this rank's shard
+  gradients,         // of this rank's shard
+  optimizer_states,
+  unit_buffers,      // whole units between acquire and release, one for each slot
+  held_buffers,      // tied tensors and their gradients, whole
+  gradient_buffers,  // whole gradients of two units on their way to the owners
+  workspace,         // scratch of the optimizers
+};
+inline constexpr std::size_t memory_kinds = 7;
+
+[[nodiscard]] constexpr std::string_view to_string(memory kind) {
+  constexpr std::array<std::string_view, memory_kinds> names{
+      "parameters",   "gradients",        "optimizer states", "unit buffers",
+      "held buffers", "gradient buffers", "workspace"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+// Bytes alive on this rank, by purpose. Everything is allocated before the first step.
+struct memory_usage {
+  std::array<std::int64_t, memory_kinds> bytes{};
+
+  [[nodiscard]] std::int64_t operator[](memory kind) const {
+    return bytes[static_cast<std::size_t>(kind)];
+  }
+  [[nodiscard]] std::int64_t total() const {
+    return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  }
+  // What stays between steps: the part that sharding divides by the number of ranks.
+  [[nodiscard]] std::int64_t resident() const {
+    return (*this)[memory::parameters] + (*this)[memory::gradients] +
+           (*this)[memory::optimizer_states];
+  }
+};
+
+enum class event {
+  gather_start,   // a group's gather is posted
+  gather_finish,  // its parameters are complete in the unit buffer
+  acquire,        // the trainer may read a unit
+  release,
+  reduce_start,
+  reduce_finish,
+  step,
+};
+
+struct model_options {
+  // Units whose gather is started ahead of the one in use. Costs one unit buffer each.
+  int prefetch = 1;
+  // Whether a unit is dropped between its forward and its backward. If not, every unit has its own
+  // buffer and is gathered once a step.
+  bool reshard_after_forward = true;
+  // Deadline of every wait.
+  std::chrono::milliseconds timeout = std::chrono::minutes(2);
+  // Called on the rank's own thread with each event and the name of the group or unit.
+  std::function<void(event, std::string_view)> observer{};
+};
+
+template <Collective Comm, Backend Memory>
+class runtime_context {
+ public:
+  using storage = decltype(std::declval<Memory&>().template allocate<float>(index{1}));
+  using request = typename Comm::request;
+
+  runtime_context(mfsdp::plan the_plan, Comm comm, Memory memory_backend, model_options the_options)
+      : plan(std::move(the_plan)),
+        collective(std::move(comm)),
+        backend(std::move(memory_backend)),
+        options(std::move(the_options)) {}
+  runtime_context(const runtime_context&) = delete;
+  runtime_context& operator=(const runtime_context&) = delete;
+
+  [[nodiscard]] int rank() const { return collective.rank(); }
+  [[nodiscard]] deadline until() const {
+    return std::chrono::steady_clock::now() + options.timeout;
+  }
+
+  // Errors: whatever the backend throws when memory is short.
+  [[nodiscard]] storage allocate(memory kind, index elements) {
+    storage fresh = backend.template allocate<float>(elements);
+    poison(fresh.span());
+    usage.bytes[static_cast<std::size_t>(kind)] += elements * index{sizeof(float)};
+    return fresh;
+  }
+
+  // Makes any use of undefined contents show up as NaN, in checked builds.
+  void poison(std::span<float> undefined) {
+    if constexpr (checked) backend.fill(undefined, std::numeric_limits<float>::quiet_NaN());
+  }
+
+  // Books what has been moved since the last call to this phase.
+  void book(phase where) {
+    moved[static_cast<std::size_t>(where)] += collective.total() - booked_;
+    booked_ = collective.total();
+  }
+
+  void observe(event what, std::string_view name) const {
+    if (options.observer) options.observer(what, name);
+  }
+
+  const mfsdp::plan plan;
+  counting<Comm> collective;
+  Memory backend;
+  const model_options options;
+  memory_usage usage;
+  std::array<traffic, phases> moved{};
+
+ private:
+  traffic booked_;
+};
+
+namespace detail {
+
+// The position of a tensor among those of a unit.
+[[nodiscard]] inline std::size_t find_in_unit(const unit_spec& unit, std::string_view name) {
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    if (unit.tensors[i].name == name) return i;
+  }
+  std::string known;
+  for (const tensor_reference& reference : unit.tensors) known += " '" + reference.name + "'";
+  throw usage_error(fmt::format("unit '{}' has no tensor '{}'; it has{}", unit.name, name, known));
+}
+
+}  // namespace detail
+
+}  // namespace mfsdp::inline MFSDP_ABI

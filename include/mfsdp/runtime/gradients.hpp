@@ -1,0 +1,241 @@
+// The life of a unit's gradients: written whole by the trainer, then summed to where the parameters
+// live. Two whole units at most are on their way at a time.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mfsdp/runtime/context.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// Where the trainer puts one gradient.
+struct gradient_view : matrix_view<float> {
+  bool accumulate = false;  // add to what is there; if false, every element must be written
+};
+
+template <class Context, bool Replicated>
+class unit_gradients {
+ public:
+  explicit unit_gradients(Context& context) : context_(context) {
+    const plan& plan = context_.plan;
+    groups_.resize(plan.groups.size());
+    index shard_elements = 0;
+    index largest = 0;
+    for (const transfer_group& layout : plan.groups) {
+      if (layout.gradient_pieces.empty()) continue;
+      shard_elements += layout.shard_elements[rank()];
+      if (!layout.held) largest = std::max(largest, layout.full_elements);
+    }
+    shard_ = context_.allocate(memory::gradients, shard_elements);
+    for (int i = 0; i < 2; ++i) {
+      buffers_.push_back({context_.allocate(memory::gradient_buffers, largest)});
+    }
+    index begin = 0;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const transfer_group& layout = plan.groups[g];
+      if (layout.gradient_pieces.empty()) continue;
+      group_state& group = groups_[g];
+      group.label = fmt::format("{} of '{}'", Replicated ? "all-reduce" : "reduction", layout.name);
+      group.shard = slice(shard_.span(), begin, layout.shard_elements[rank()]);
+      begin += layout.shard_elements[rank()];
+      for (const piece& p : layout.gradient_pieces) {
+        // Every rank holds the same pieces of a replicated group; an all-reduce names them once.
+        if (!Replicated || p.rank == 0) group.pieces.push_back(p);
+      }
+      if (layout.held) {
+        group.own_buffer = buffers_.size();
+        buffers_.push_back({context_.allocate(memory::held_buffers, layout.full_elements)});
+      }
+    }
+  }
+
+  // The sum over ranks, of this rank's part of a group; valid after finish().
+  [[nodiscard]] std::span<float> shard(std::size_t group) { return groups_[group].shard; }
+
+  // Hands out buffers for the gradients of a unit. Errors: usage_error if the gradients of two
+  // other units have been asked for and not reduced.
+  void open(std::size_t unit) {
+    for (const std::size_t g : context_.plan.unit_groups[unit]) {
+      group_state& group = groups_[g];
+      if (group.pieces.empty()) continue;
+      group.accumulate = group.buffer.has_value();
+      if (!group.buffer) claim_buffer(g);
+    }
+  }
+
+  // Where the gradient of the i-th tensor of a unit goes; empty if the tensor is frozen.
+  [[nodiscard]] gradient_view view(std::size_t unit, std::size_t i) {
+    const std::size_t tensor = context_.plan.spec.units()[unit].tensors[i].tensor;
+    const tensor_slot& slot = context_.plan.tensors[tensor];
+    if (slot.optimizer < 0) return {};
+    const group_state& group = groups_[slot.group];
+    if (!group.buffer) {
+      throw usage_error(fmt::format("the gradients of unit '{}' are reduced and may not be written",
+                                    context_.plan.spec.units()[unit].name));
+    }
+    float* data = buffers_[*group.buffer].memory.span().data() + slot.offset;
+    return {{data, context_.plan.spec.tensors()[tensor].shape()}, group.accumulate};
+  }
+
+  // Starts the sum over ranks. A tied tensor is summed when all of its units have come here.
+  // Errors: usage_error if the unit was not opened, or came here before.
+  void reduce(std::size_t unit) {
+    for (const std::size_t g : context_.plan.unit_groups[unit]) {
+      group_state& group = groups_[g];
+      if (group.pieces.empty()) continue;
+      const std::string& name = context_.plan.spec.units()[unit].name;
+      if (!group.buffer) {
+        throw usage_error(fmt::format("the gradients of unit '{}' are reduced twice", name));
+      }
+      const transfer_group& layout = context_.plan.groups[g];
+      if (std::ranges::find(group.visitors, unit) != group.visitors.end()) {
+        throw usage_error(fmt::format(
+            "unit '{}' is reduced twice before the other units that use the tied tensor '{}'", name,
+            layout.name));
+      }
+      group.visitors.push_back(unit);
+      if (group.visitors.size() < layout.units.size()) continue;
+      group.visitors.clear();
+      launch(g);
+    }
+  }
+
+  // Lets reductions in flight move on without blocking.
+  void progress() {
+    for (const std::size_t i : in_flight_) {
+      if (!buffers_[i].reduction.test()) return;
+    }
+  }
+
+  // Waits for all sums. Errors: usage_error naming what was opened and not reduced, or never reduced
+  // since the last step.
+  void finish() {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const group_state& group = groups_[g];
+      if (group.pieces.empty()) continue;
+      const transfer_group& layout = context_.plan.groups[g];
+      if (!group.visitors.empty()) {
+        for (const std::size_t unit : layout.units) {
+          if (std::ranges::find(group.visitors, unit) != group.visitors.end()) continue;
+          throw usage_error(fmt::format(
+              "tied tensor '{}': unit '{}' has not reduced its gradient", layout.name,
+              context_.plan.spec.units()[unit].name));
+        }
+      }
+      if (group.buffer) {
+        throw usage_error(
+            fmt::format("the gradients of '{}' were handed out but not reduced", layout.name));
+      }
+      if (!group.reduced) {
+        throw usage_error(fmt::format(
+            "'{}' has no gradient in this step; a rank that computes none must still call "
+            "gradients(unit).zero() and reduce() so that all ranks make the same calls",
+            layout.name));
+      }
+    }
+    while (!in_flight_.empty()) retire_oldest();
+  }
+
+  // The step has used the gradients: the next reduction overwrites them.
+  void clear() {
+    for (group_state& group : groups_) {
+      group.reduced = false;
+      context_.poison(group.shard);
+    }
+  }
+
+ private:
+  using storage = typename Context::storage;
+  using request = typename Context::request;
+
+  struct buffer_state {
+    storage memory;
+    std::size_t group = 0;  // that had it last
+    request reduction{};
+  };
+
+  struct group_state {
+    std::string label;
+    std::span<float> shard;
+    std::vector<piece> pieces;
+    std::optional<std::size_t> own_buffer{};  // of a tied tensor
+    std::optional<std::size_t> buffer{};      // while the trainer writes it
+    bool accumulate = false;
+    bool reduced = false;                     // since the last step
+    std::vector<std::size_t> visitors;        // units that have reduced a tied tensor
+  };
+
+  [[nodiscard]] std::size_t rank() const { return static_cast<std::size_t>(context_.rank()); }
+
+  void claim_buffer(std::size_t g) {
+    group_state& group = groups_[g];
+    std::size_t chosen = 0;
+    if (group.own_buffer) {
+      chosen = *group.own_buffer;
+    } else {
+      chosen = next_buffer_;
+      if (is_open(chosen)) chosen = 1 - chosen;
+      if (is_open(chosen)) {
+        throw usage_error(fmt::format(
+            "gradients of '{}' were asked for while those of '{}' and '{}' are not reduced; reduce "
+            "one of them first",
+            context_.plan.groups[g].name, context_.plan.groups[buffers_[0].group].name,
+            context_.plan.groups[buffers_[1].group].name));
+      }
+      next_buffer_ = 1 - chosen;
+    }
+    while (std::ranges::find(in_flight_, chosen) != in_flight_.end()) retire_oldest();
+    buffers_[chosen].group = g;
+    group.buffer = chosen;
+  }
+
+  [[nodiscard]] bool is_open(std::size_t i) const {
+    return groups_[buffers_[i].group].buffer == i;
+  }
+
+  void launch(std::size_t g) {
+    group_state& group = groups_[g];
+    const std::size_t i = *group.buffer;
+    buffer_state& buffer = buffers_[i];
+    group.buffer.reset();
+    const auto into = group.reduced ? reduce_into::add : reduce_into::write;
+    group.reduced = true;
+    context_.observe(event::reduce_start, context_.plan.groups[g].name);
+    const std::span<const float> full = buffer.memory.span();
+    if constexpr (Replicated) {
+      buffer.reduction = context_.collective.start_all_reduce(full, group.shard, group.pieces, into,
+                                                              group.label);
+    } else {
+      buffer.reduction = context_.collective.start_reduce_scatter(full, group.shard, group.pieces,
+                                                                  into, group.label);
+    }
+    in_flight_.push_back(i);
+    context_.book(phase::backward);
+  }
+
+  // Completes the reduction that was started first, so that its buffer may be written again. Always
+  // in order: the second micro-batch of a unit adds to what the first has written.
+  void retire_oldest() {
+    buffer_state& buffer = buffers_[in_flight_.front()];
+    buffer.reduction.wait(context_.until());
+    buffer.reduction.drain(context_.until());
+    in_flight_.erase(in_flight_.begin());
+    context_.poison(buffer.memory.span());
+    context_.observe(event::reduce_finish, context_.plan.groups[buffer.group].name);
+  }
+
+  Context& context_;
+  storage shard_;
+  std::vector<buffer_state> buffers_;  // two for all units, then one for each tied tensor
+  std::vector<group_state> groups_;
+  std::vector<std::size_t> in_flight_;  // buffers, in the order of their reductions
+  std::size_t next_buffer_ = 0;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -1,0 +1,107 @@
+// The global gradient norm: double sums over fixed blocks, combined in the order of the spec, so
+// that it has the same bits for every placement that cuts tensors at block boundaries only.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "mfsdp/runtime/context.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+template <class Context>
+class global_norm {
+ public:
+  // An item that is whole somewhere contributes one number, one that is cut a number for each block.
+  explicit global_norm(Context& context) : context_(context) {
+    const plan& plan = context_.plan;
+    const bool resident = plan.replicated || plan.ranks == 1;
+    std::vector<index> filled(static_cast<std::size_t>(plan.ranks), 0);
+    index total = 0;
+    for (std::size_t i = 0; i < plan.local_segments.size(); ++i) {
+      const local_segment& segment = plan.local_segments[i];
+      const placement_item& item = plan.items[segment.item];
+      if (plan.tensors[item.tensor].optimizer < 0) continue;
+      if (resident && segment.rank != context_.rank()) continue;
+      const index block = static_cast<index>(block_elements);
+      const bool whole = segment.count == item.elements();
+      const index sums = whole ? 1
+                               : (segment.offset + segment.count - 1) / block -
+                                     segment.offset / block + 1;
+      if (segment.rank == context_.rank()) mine_.push_back({i, whole});
+      index& local = filled[static_cast<std::size_t>(segment.rank)];
+      pieces_.push_back({segment.rank, total, local, sums});
+      local += sums;
+      total += sums;
+      if (items_.empty() || items_.back().item != segment.item) items_.push_back({segment.item, 0});
+      items_.back().sums += sums;
+    }
+    local_.resize(static_cast<std::size_t>(filled[static_cast<std::size_t>(context_.rank())]));
+    all_.resize(static_cast<std::size_t>(total));
+    exchange_ = !resident && total > 0;
+  }
+
+  // The 2-norm of all gradients; `gradient(i)` views those of plan.local_segments[i]. One gather of
+  // doubles, none if every rank holds everything.
+  template <class Gradient>
+  [[nodiscard]] double compute(Gradient&& gradient) {
+    std::size_t next = 0;
+    for (const auto& [i, whole] : mine_) {
+      const std::span<const float> values = gradient(i);
+      if (whole) {
+        local_[next++] = context_.backend.sum_of_squares(values);
+        continue;
+      }
+      const index block = static_cast<index>(block_elements);
+      const index begin = context_.plan.local_segments[i].offset;
+      const index end = begin + context_.plan.local_segments[i].count;
+      for (index from = begin; from < end;) {
+        const index to = std::min(end, (from / block + 1) * block);
+        local_[next++] = context_.backend.sum_of_squares(slice(values, from - begin, to - from));
+        from = to;
+      }
+    }
+    std::span<const double> sums = local_;
+    if (exchange_) {
+      auto request = context_.collective.start_all_gather(std::span<const double>(local_),
+                                                          std::span<double>(all_), pieces_, label);
+      context_.book(phase::clip);
+      request.wait(context_.until());
+      request.drain(context_.until());
+      sums = all_;
+    }
+    double total = 0;
+    for (const auto& [item, count] : items_) {
+      double sum = 0;
+      for (const double block : sums.first(static_cast<std::size_t>(count))) sum += block;
+      sums = sums.subspan(static_cast<std::size_t>(count));
+      total += sum;
+    }
+    return std::sqrt(total);
+  }
+
+ private:
+  static constexpr std::string_view label = "all-gather of gradient norms";
+
+  struct own_segment {
+    std::size_t segment;
+    bool whole;
+  };
+  struct item_sums {
+    std::size_t item;
+    index sums;
+  };
+
+  Context& context_;
+  std::vector<own_segment> mine_;
+  std::vector<item_sums> items_;  // that have elements, in spec order
+  std::vector<piece> pieces_;
+  std::vector<double> local_;
+  std::vector<double> all_;
+  bool exchange_ = false;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

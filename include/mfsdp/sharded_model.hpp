@@ -1,0 +1,367 @@
+// sharded_model: the runtime. What this rank holds of a model, unit by unit, optimizer states
+// included, and the calls with which a trainer uses it.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/concepts.hpp"
+#include "mfsdp/plan_text.hpp"
+#include "mfsdp/planner.hpp"
+#include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/contract.hpp"
+#include "mfsdp/runtime/gradients.hpp"
+#include "mfsdp/runtime/norm.hpp"
+#include "mfsdp/runtime/parameters.hpp"
+#include "mfsdp/runtime/states.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+struct step_result {
+  std::int64_t step = 0;  // steps taken so far
+  bool skipped = false;   // the last clip found a norm that is not finite: nothing was updated
+};
+
+// One rank's part of a sharded training run.
+//
+//   Axes        mesh<...>, or a bare collective for its shard axis
+//   Where       a Placement      Rules  an Optimizer or a set such as mixed
+//   Memory      a Backend
+//
+// All ranks construct it from equal arguments and make the same calls in the same order. Everything
+// is allocated here. Errors: spec_error if the arguments do not fit together; plan_error naming the
+// ranks that have another plan; later usage_error for calls in a wrong state and collective_error
+// when another rank does not come.
+template <class Axes, class Where, class Rules, class Memory>
+class sharded_model {
+  [[maybe_unused]] static constexpr bool contract_holds = contract::check<Axes, Where, Rules, Memory>();
+
+  using collective = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
+  using context = runtime_context<collective, Memory>;
+  using parameters = unit_parameters<context>;
+  using gradients_type = unit_gradients<context, Where::replicated>;
+
+ public:
+  // A unit's parameters while they may be read; releases the unit when it goes out of scope.
+  class acquired_unit {
+   public:
+    acquired_unit(acquired_unit&& other) noexcept
+        : model_(std::exchange(other.model_, nullptr)), unit_(other.unit_), why_(other.why_) {}
+    acquired_unit& operator=(acquired_unit&& other) noexcept {
+      acquired_unit taken(std::move(other));
+      std::swap(model_, taken.model_);
+      std::swap(unit_, taken.unit_);
+      std::swap(why_, taken.why_);
+      return *this;
+    }
+    ~acquired_unit() {
+      if (model_ != nullptr) model_->parameters_.release(unit_, why_);
+    }
+
+    // Addresses of all tensors, in order of registration: equal in forward and backward.
+    [[nodiscard]] std::span<const float* const> pointers() const {
+      return live().parameters_.pointers(unit_);
+    }
+    // By position or by name. Errors: usage_error if there is none, or after release.
+    [[nodiscard]] matrix_view<const float> operator[](std::size_t i) const {
+      const sharded_model& model = live();
+      const unit_spec& unit = model.plan().spec.units()[unit_];
+      if (i >= unit.tensors.size()) {
+        throw usage_error(fmt::format("unit '{}' has {} tensors, there is no tensor {}", unit.name,
+                                      unit.tensors.size(), i));
+      }
+      return {model.parameters_.pointers(unit_)[i],
+              model.plan().spec.tensors()[unit.tensors[i].tensor].shape()};
+    }
+    [[nodiscard]] matrix_view<const float> operator[](std::string_view name) const {
+      return (*this)[detail::find_in_unit(live().plan().spec.units()[unit_], name)];
+    }
+
+    // Errors: usage_error the second time.
+    void release() {
+      live();
+      std::exchange(model_, nullptr)->parameters_.release(unit_, why_);
+    }
+
+   private:
+    friend class sharded_model;
+    acquired_unit(sharded_model* model, std::size_t unit, pass why)
+        : model_(model), unit_(unit), why_(why) {}
+
+    [[nodiscard]] const sharded_model& live() const {
+      if (model_ == nullptr) throw usage_error("this handle has released its unit already");
+      return *model_;
+    }
+
+    sharded_model* model_;
+    std::size_t unit_;
+    pass why_;
+  };
+
+  // Where the gradients of one unit go. A view of the model; reduce() once they are written.
+  class gradient_buffers {
+   public:
+    // By position or by name; empty for a frozen tensor. Errors: usage_error as above, or after
+    // reduce.
+    [[nodiscard]] gradient_view operator[](std::size_t i) const {
+      const unit_spec& unit = model_->plan().spec.units()[unit_];
+      if (i >= unit.tensors.size()) {
+        throw usage_error(fmt::format("unit '{}' has {} tensors, there is no tensor {}", unit.name,
+                                      unit.tensors.size(), i));
+      }
+      return model_->gradients_.view(unit_, i);
+    }
+    [[nodiscard]] gradient_view operator[](std::string_view name) const {
+      return (*this)[detail::find_in_unit(model_->plan().spec.units()[unit_], name)];
+    }
+
+    // Copies or adds a gradient that the trainer keeps in a buffer of its own. Errors: usage_error
+    // if it is frozen or has another size.
+    void put(std::string_view name, std::span<const float> values) const {
+      const gradient_view target = (*this)[name];
+      if (static_cast<std::size_t>(target.size()) != values.size()) {
+        throw usage_error(fmt::format("gradient of '{}.{}' has {} elements, not {}",
+                                      model_->plan().spec.units()[unit_].name, name, target.size(),
+                                      values.size()));
+      }
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        float& element = target.flat()[i];
+        element = target.accumulate ? element + values[i] : values[i];
+      }
+    }
+
+    // Fills with zeros all that is to be written: for code that always adds, and for a rank that
+    // has no gradient of this unit.
+    void zero() const {
+      const unit_spec& unit = model_->plan().spec.units()[unit_];
+      for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+        const gradient_view view = (*this)[i];
+        if (!view.accumulate) model_->context_.backend.fill(view.flat(), 0.0f);
+      }
+    }
+
+    // Starts the sum over ranks, straight to the owners; it overlaps with what follows.
+    void reduce() const {
+      model_->gradients_.reduce(unit_);
+      model_->progress();
+    }
+
+   private:
+    friend class sharded_model;
+    gradient_buffers(sharded_model* model, std::size_t unit) : model_(model), unit_(unit) {}
+
+    sharded_model* model_;
+    std::size_t unit_;
+  };
+
+  sharded_model(const model_spec& spec, Axes axes, Where placement, Rules optimizers,
+                model_options options = {}, Memory backend = {})
+      : context_(make_plan(spec, axes.shard.size(), placement, optimizers), axes.shard,
+                 std::move(backend), std::move(options)),
+        parameters_(checked_context(axes)),
+        gradients_(context_),
+        norm_(context_),
+        states_(context_, optimizers, [this](std::size_t i) { return parameter_segment(i); },
+                [this](std::size_t i) { return gradient_segment(i); }) {
+    forward_.resize(plan().spec.units().size());
+    std::iota(forward_.begin(), forward_.end(), std::size_t{0});
+    backward_.assign(forward_.rbegin(), forward_.rend());
+  }
+
+  sharded_model(const model_spec& spec, collective shard, Where placement, Rules optimizers,
+                model_options options = {}, Memory backend = {})
+      : sharded_model(spec, Axes{std::move(shard)}, std::move(placement), std::move(optimizers),
+                      std::move(options), std::move(backend)) {}
+
+  sharded_model(const sharded_model&) = delete;
+  sharded_model& operator=(const sharded_model&) = delete;
+
+  [[nodiscard]] const mfsdp::plan& plan() const { return context_.plan; }
+  [[nodiscard]] int rank() const { return context_.rank(); }
+  [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
+  [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
+
+  // The unit of this name. Errors: usage_error if there is none.
+  [[nodiscard]] std::size_t unit(std::string_view name) const {
+    const auto& units = plan().spec.units();
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      if (units[i].name == name) return i;
+    }
+    throw usage_error(fmt::format("the model has no unit '{}'", name));
+  }
+
+  // Sets the parameters: fill(tensor, values, first) is called for each part of a tensor that this
+  // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts.
+  template <class Fill>
+  void initialize(Fill&& fill) {
+    require_released("initialize");
+    parameters_.quiesce();
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      const local_segment& segment = plan().local_segments[i];
+      if (segment.rank != rank()) continue;
+      const placement_item& item = plan().items[segment.item];
+      fill(plan().spec.tensors()[item.tensor], parameter_segment(i), item.offset + segment.offset);
+    }
+    parameters_.invalidate();
+    initialized_ = true;
+  }
+
+  // Makes a unit readable until the handle is gone. A unit may be acquired again while it is in use.
+  // Cost: one gather, mostly hidden if the unit before it in this pass was acquired before.
+  [[nodiscard]] acquired_unit acquire(std::size_t unit, pass why) {
+    require_unit(unit);
+    if (!initialized_) {
+      throw usage_error("the parameters have no values: call initialize before the first acquire");
+    }
+    progress();
+    parameters_.acquire(unit, why);
+    return {this, unit, why};
+  }
+
+  // Buffers for the gradients of a unit; asked for again before reduce, they are to be added to.
+  // Rule for ranks without a gradient: every rank calls gradients and reduce for every unit that has
+  // trainable tensors, in the same order; one that has computed none calls zero() in between.
+  [[nodiscard]] gradient_buffers gradients(std::size_t unit) {
+    require_unit(unit);
+    progress();
+    gradients_.open(unit);
+    return {this, unit};
+  }
+
+  // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
+  // If it is not finite nothing is scaled and the next step is skipped, on all ranks alike.
+  // Cost: one small gather, none where every rank holds everything.
+  double clip(double max_norm) {
+    gradients_.finish();
+    const double norm = norm_.compute([this](std::size_t i) { return gradient_segment(i); });
+    skip_step_ = !std::isfinite(norm);
+    const double factor = max_norm / (norm + 1e-6);
+    if (!skip_step_ && factor < 1) {
+      for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+        if (is_trainable_here(i)) {
+          context_.backend.transform(scale{static_cast<float>(factor)}, gradient_segment(i));
+        }
+      }
+    }
+    return norm;
+  }
+
+  // Updates what this rank holds; moves nothing. `learning_rate_scale` multiplies the rates of all
+  // optimizers (a schedule). Errors: usage_error if a unit is in use, or if a gradient was handed out
+  // but not reduced, or never asked for.
+  step_result step(float learning_rate_scale = 1) {
+    require_released("step");
+    gradients_.finish();
+    parameters_.quiesce();
+    const bool skipped = std::exchange(skip_step_, false);
+    if (!skipped) {
+      states_.step(++step_, learning_rate_scale);
+      parameters_.invalidate();
+    }
+    gradients_.clear();
+    context_.observe(event::step, "step");
+    context_.book(phase::step);
+    return {step_, skipped};
+  }
+
+  [[nodiscard]] const memory_usage& memory_in_use() const { return context_.usage; }
+  [[nodiscard]] const traffic& moved(phase where) const {
+    return context_.moved[static_cast<std::size_t>(where)];
+  }
+  [[nodiscard]] const gather_counts& gathers() const { return parameters_.counts(); }
+
+ private:
+  struct scale {
+    float factor;
+    template <class A>
+    void operator()(A& value) const {
+      value = value * factor;
+    }
+  };
+
+  // Before anything else is exchanged: do all ranks have the same plan?
+  context& checked_context(const Axes& axes) {
+    if (axes.replicate.size() != 1 || axes.site.size() != 1) {
+      throw spec_error("the replicate and site axes of a mesh have one rank in this version");
+    }
+    if (context_.options.prefetch < 0) {
+      throw spec_error(fmt::format("model_options.prefetch is {}", context_.options.prefetch));
+    }
+    const std::array<std::uint64_t, 2> own{to_text(plan()).size(), hash(plan())};
+    std::vector<std::uint64_t> all(2 * static_cast<std::size_t>(plan().ranks));
+    std::vector<piece> pieces;
+    for (int r = 0; r < plan().ranks; ++r) pieces.push_back({r, 2 * r, 0, 2});
+    auto request = context_.collective.start_all_gather(std::span<const std::uint64_t>(own),
+                                                        std::span(all), pieces, "plan check");
+    request.wait(context_.until());
+    request.drain(context_.until());
+    context_.book(phase::setup);
+    std::string different;
+    for (std::size_t r = 0; r < all.size() / 2; ++r) {
+      if (all[2 * r] != own[0] || all[2 * r + 1] != own[1]) different += fmt::format(" {}", r);
+    }
+    if (!different.empty()) {
+      throw plan_error(fmt::format(
+          "rank {} has another plan than rank{}: all ranks must pass the same model, placement and "
+          "optimizers",
+          rank(), different));
+    }
+    return context_;
+  }
+
+  void progress() {
+    gradients_.progress();
+    parameters_.progress();
+  }
+
+  void require_unit(std::size_t unit) const {
+    if (unit >= plan().spec.units().size()) {
+      throw usage_error(fmt::format("there is no unit {}; the model has {} units", unit,
+                                    plan().spec.units().size()));
+    }
+  }
+
+  void require_released(std::string_view what) const {
+    if (const auto unit = parameters_.in_use()) {
+      throw usage_error(fmt::format("{} while unit '{}' is in use; release it first", what, *unit));
+    }
+  }
+
+  [[nodiscard]] bool is_trainable_here(std::size_t i) const {
+    const local_segment& segment = plan().local_segments[i];
+    return segment.rank == rank() &&
+           plan().tensors[plan().items[segment.item].tensor].optimizer >= 0;
+  }
+
+  [[nodiscard]] std::size_t group_of(const local_segment& segment) const {
+    return plan().tensors[plan().items[segment.item].tensor].group;
+  }
+  [[nodiscard]] std::span<float> parameter_segment(std::size_t i) {
+    const local_segment& segment = plan().local_segments[i];
+    return slice(parameters_.shard(group_of(segment)), segment.local, segment.count);
+  }
+  [[nodiscard]] std::span<float> gradient_segment(std::size_t i) {
+    const local_segment& segment = plan().local_segments[i];
+    return slice(gradients_.shard(group_of(segment)), segment.local, segment.count);
+  }
+
+  context context_;
+  parameters parameters_;
+  gradients_type gradients_;
+  global_norm<context> norm_;
+  optimizer_states<context, Rules> states_;
+  std::vector<std::size_t> forward_;
+  std::vector<std::size_t> backward_;
+  std::int64_t step_ = 0;
+  bool initialized_ = false;
+  bool skip_step_ = false;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -1,0 +1,202 @@
+// model_spec: the units of a model and their tensors. Names, shapes and roles; no data.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/error.hpp"
+#include "mfsdp/view.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// What an optimizer may assume about a tensor, and therefore how it may be placed.
+enum class tensor_role {
+  matrix,       // a 2-D weight that a matrix optimizer updates whole
+  vector,       // 1-D: gains, biases
+  elementwise,  // any other tensor updated element by element: embeddings, heads, convolutions
+};
+
+[[nodiscard]] constexpr std::string_view to_string(tensor_role role) {
+  switch (role) {
+    case tensor_role::matrix:
+      return "matrix";
+    case tensor_role::vector:
+      return "vector";
+    default:
+      return "elementwise";
+  }
+}
+
+struct tensor_options {
+  // A frozen tensor is gathered like any other, has no gradient and is never updated.
+  bool frozen = false;
+  // Matrices only: the rows form this many equal groups, each a matrix of its own for planner and
+  // optimizer (query, key and value of one fused projection), contiguous for the trainer.
+  index row_groups = 1;
+};
+
+struct tensor_spec {
+  std::string name;  // "unit.tensor", unique in the model
+  std::vector<index> extents;
+  tensor_role role = tensor_role::elementwise;
+  tensor_options options{};
+  std::size_t unit = 0;
+
+  [[nodiscard]] index elements() const {
+    index product = 1;
+    for (const index extent : extents) product *= extent;
+    return product;
+  }
+  [[nodiscard]] matrix_shape shape() const {
+    if (extents.size() < 2) return {1, elements()};
+    const index rows = extents.front();
+    return {rows, rows == 0 ? 0 : elements() / rows};
+  }
+};
+
+// One name under which a unit sees a tensor. Tied tensors have several, in one or more units.
+struct tensor_reference {
+  std::string name;  // without the unit
+  std::size_t tensor = 0;
+};
+
+struct unit_spec {
+  std::string name;
+  std::vector<tensor_reference> tensors;  // in order of registration
+};
+
+// A model: units in forward order, each a list of tensors. All ranks must build the same one.
+class model_spec {
+ public:
+  // Adds tensors to one unit; a short-lived handle, valid while the spec lives.
+  class unit_builder {
+   public:
+    // A weight of rows x cols (outputs x inputs). Errors: spec_error on a negative or overflowing
+    // size, a repeated name, or row groups that do not divide the rows.
+    unit_builder& matrix(std::string_view name, index rows, index cols, tensor_options options = {}) {
+      return add(name, {rows, cols}, tensor_role::matrix, options);
+    }
+    unit_builder& vector(std::string_view name, index elements, tensor_options options = {}) {
+      return add(name, {elements}, tensor_role::vector, options);
+    }
+    unit_builder& elementwise(std::string_view name, std::vector<index> extents,
+                              tensor_options options = {}) {
+      return add(name, std::move(extents), tensor_role::elementwise, options);
+    }
+    // A second name for a tensor declared before, given as "unit.tensor": placed once, gathered
+    // once a step, its gradient complete when every unit that names it has reduced.
+    unit_builder& tied(std::string_view name, std::string_view target) {
+      const auto tensor = spec_->find_tensor(target);
+      if (!tensor) {
+        throw spec_error(fmt::format("tensor '{}.{}' is tied to '{}', which is not declared before it",
+                                     spec_->units_[unit_].name, name, target));
+      }
+      spec_->check_name(unit_, name);
+      spec_->units_[unit_].tensors.push_back({std::string(name), *tensor});
+      return *this;
+    }
+
+   private:
+    friend class model_spec;
+    unit_builder(model_spec* spec, std::size_t unit) : spec_(spec), unit_(unit) {}
+
+    unit_builder& add(std::string_view name, std::vector<index> extents, tensor_role role,
+                      tensor_options options) {
+      spec_->add_tensor(unit_, name, std::move(extents), role, options);
+      return *this;
+    }
+
+    model_spec* spec_;
+    std::size_t unit_;
+  };
+
+  // Starts a unit: what is gathered, computed with and released together (a transformer block).
+  unit_builder unit(std::string_view name) {
+    require_printable(name, "unit");
+    for (const unit_spec& other : units_) {
+      if (other.name == name) throw spec_error(fmt::format("unit '{}' is declared twice", name));
+    }
+    units_.push_back({std::string(name), {}});
+    return {this, units_.size() - 1};
+  }
+
+  [[nodiscard]] const std::vector<unit_spec>& units() const { return units_; }
+  [[nodiscard]] const std::vector<tensor_spec>& tensors() const { return tensors_; }
+
+  // The tensor with this full name ("unit.tensor"), by its first name or a tied one.
+  [[nodiscard]] std::optional<std::size_t> find_tensor(std::string_view full_name) const {
+    for (const unit_spec& unit : units_) {
+      for (const tensor_reference& reference : unit.tensors) {
+        if (full_name.size() == unit.name.size() + 1 + reference.name.size() &&
+            full_name.starts_with(unit.name) && full_name[unit.name.size()] == '.' &&
+            full_name.ends_with(reference.name)) {
+          return reference.tensor;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // Names appear in plans, messages and files, one to a line and separated by blanks.
+  static void require_printable(std::string_view name, std::string_view what) {
+    const bool printable = std::all_of(name.begin(), name.end(),
+                                       [](unsigned char c) { return c > ' ' && c != 127; });
+    if (name.empty() || !printable) {
+      throw spec_error(fmt::format(
+          "{} name '{}' is empty or has blanks or control characters", what, name));
+    }
+  }
+
+  void check_name(std::size_t unit, std::string_view name) const {
+    require_printable(name, "tensor");
+    for (const tensor_reference& other : units_[unit].tensors) {
+      if (other.name == name) {
+        throw spec_error(
+            fmt::format("tensor '{}' is declared twice in unit '{}'", name, units_[unit].name));
+      }
+    }
+    const std::string full_name = fmt::format("{}.{}", units_[unit].name, name);
+    if (find_tensor(full_name)) {
+      throw spec_error(fmt::format("tensor name '{}' is declared twice in the model", full_name));
+    }
+  }
+
+  void add_tensor(std::size_t unit, std::string_view name, std::vector<index> extents,
+                  tensor_role role, tensor_options options) {
+    check_name(unit, name);
+    tensor_spec tensor{fmt::format("{}.{}", units_[unit].name, name), std::move(extents), role,
+                       options, unit};
+    index product = 1;
+    for (const index extent : tensor.extents) {
+      if (extent < 0) {
+        throw spec_error(fmt::format("tensor '{}' has the negative extent {}", tensor.name, extent));
+      }
+      // Divided by 64 so that bytes of parameter, gradient and optimizer state fit as well.
+      if (extent != 0 && product > std::numeric_limits<index>::max() / 64 / extent) {
+        throw spec_error(fmt::format("tensor '{}' has too many elements to count", tensor.name));
+      }
+      product *= extent;
+    }
+    if (options.row_groups != 1) {
+      if (role != tensor_role::matrix || options.row_groups < 1 ||
+          tensor.extents[0] % options.row_groups != 0) {
+        throw spec_error(fmt::format(
+            "tensor '{}': {} row groups need a matrix whose rows they divide; it is a {} with {} rows",
+            tensor.name, options.row_groups, to_string(role), tensor.shape().rows));
+      }
+    }
+    units_[unit].tensors.push_back({std::string(name), tensors_.size()});
+    tensors_.push_back(std::move(tensor));
+  }
+
+  std::vector<unit_spec> units_;
+  std::vector<tensor_spec> tensors_;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

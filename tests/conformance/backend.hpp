@@ -1,0 +1,194 @@
+// Conformance of a Backend, for this library's and for yours: call backend_conformance(my_backend)
+// in a doctest case. The host must be able to read and write the memory that the backend allocates.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp_test {
+
+// A smooth, sign-changing sequence without repetition.
+template <class T>
+T sample(mfsdp::index i, double phase = 0.0) {
+  return static_cast<T>(std::sin(0.7 + 1.3 * static_cast<double>(i) + phase));
+}
+
+template <class T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+template <class T, class B>
+void allocation_conformance(B& backend) {
+  for (const mfsdp::index size : {0, 1, 63, 64, 1000}) {
+    auto buffer = backend.template allocate<T>(size);
+    CHECK(std::ssize(buffer.span()) == size);
+    CHECK(reinterpret_cast<std::uintptr_t>(buffer.span().data()) % mfsdp::storage_alignment == 0);
+    backend.fill(buffer.span(), T(3));
+    CHECK(std::ranges::all_of(buffer.span(), [](T x) { return x == T(3); }));
+
+    auto other = backend.template allocate<T>(size);
+    backend.copy(std::span<const T>(buffer.span()), other.span());
+    CHECK(std::ranges::equal(buffer.span(), other.span()));
+
+    const T* data = buffer.span().data();
+    const auto moved = std::move(buffer);
+    CHECK(moved.span().data() == data);
+    CHECK(std::ssize(moved.span()) == size);
+  }
+}
+
+// Against a plain loop in double, for every transposition and kind of beta; then bit for bit on
+// other memory of the same alignment.
+template <class T, class B>
+void multiply_conformance(B& backend) {
+  using mfsdp::index, mfsdp::transpose;
+  const auto multiply = [&](index m, index n, index k, transpose op_a, transpose op_b, T beta) {
+    auto a = backend.template allocate<T>(m * k);
+    auto b = backend.template allocate<T>(k * n);
+    auto c = backend.template allocate<T>(m * n);
+    for (index i = 0; i < m * k; ++i) a.span()[i] = sample<T>(i);
+    for (index i = 0; i < k * n; ++i) b.span()[i] = sample<T>(i, 1.0);
+    // What beta = 0 must not read.
+    backend.fill(c.span(), beta == T(0) ? std::numeric_limits<T>::quiet_NaN() : T(2));
+    const bool flip_a = op_a == transpose::yes;
+    const bool flip_b = op_b == transpose::yes;
+    backend.multiply(T(0.5), mfsdp::matrix_view<const T>(a.span().data(), flip_a ? k : m, flip_a ? m : k),
+                     op_a, mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n),
+                     op_b, beta, mfsdp::matrix_view<T>(c.span().data(), m, n));
+    double error = 0;
+    for (index i = 0; i < m; ++i) {
+      for (index j = 0; j < n; ++j) {
+        double sum = 0;
+        for (index l = 0; l < k; ++l) {
+          sum += static_cast<double>(a.span()[flip_a ? l * m + i : i * k + l]) *
+                 static_cast<double>(b.span()[flip_b ? j * k + l : l * n + j]);
+        }
+        const double expected = 0.5 * sum + 2 * static_cast<double>(beta);
+        const double difference = std::abs(static_cast<double>(c.span()[i * n + j]) - expected);
+        error = std::isnan(difference) ? 1e30 : std::max(error, difference);
+      }
+    }
+    CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
+    return c;
+  };
+  const std::vector<std::vector<index>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},   {3, 4, 5},
+                                                  {16, 1, 1}, {17, 33, 70}, {64, 64, 64}, {4, 3, 0},
+                                                  {0, 3, 2},  {5, 0, 2},    {40, 70, 300}};
+  for (const auto& shape : shapes) {
+    for (const transpose op_a : {transpose::no, transpose::yes}) {
+      for (const transpose op_b : {transpose::no, transpose::yes}) {
+        for (const T beta : {T(0), T(1), T(-0.25)}) {
+          CAPTURE(shape);
+          const auto once = multiply(shape[0], shape[1], shape[2], op_a, op_b, beta);
+          const auto again = multiply(shape[0], shape[1], shape[2], op_a, op_b, beta);
+          CHECK(same_bits<T>(once.span(), again.span()));
+        }
+      }
+    }
+  }
+}
+
+// Every size, aligned and not: each element as if it were alone, nothing written beyond the end,
+// constant spans unchanged.
+template <class T, class B>
+void transform_conformance(B& backend) {
+  const auto kernel = [](auto& a, auto& b, const auto& c) {
+    using std::sqrt;
+    a = T(0.9) * a + T(0.1) * c;
+    b = b / (sqrt(c * c) + T(1e-3)) - a * c;
+  };
+  constexpr mfsdp::index sizes = 300;
+  auto a = backend.template allocate<T>(sizes + 2);
+  auto b = backend.template allocate<T>(sizes + 2);
+  auto c = backend.template allocate<T>(sizes + 2);
+  std::vector<T> alone_a, alone_b;
+  for (mfsdp::index i = 0; i < sizes; ++i) {
+    a.span()[0] = sample<T>(i);
+    b.span()[0] = sample<T>(i, 1.0);
+    c.span()[0] = sample<T>(i, 2.0);
+    backend.transform(kernel, a.span().first(1), b.span().first(1),
+                      std::span<const T>(c.span().first(1)));
+    alone_a.push_back(a.span()[0]);
+    alone_b.push_back(b.span()[0]);
+  }
+  bool each_alone = true;
+  bool contained = true;
+  for (mfsdp::index size = 0; size <= sizes; ++size) {
+    for (const mfsdp::index offset : {0, 1}) {
+      for (mfsdp::index i = 0; i < sizes + 2; ++i) {
+        a.span()[i] = sample<T>(i - offset);
+        b.span()[i] = sample<T>(i - offset, 1.0);
+        c.span()[i] = sample<T>(i - offset, 2.0);
+      }
+      const std::vector<T> before(c.span().begin(), c.span().end());
+      const auto count = static_cast<std::size_t>(size);
+      const auto part_a = mfsdp::slice(a.span(), offset, size);
+      const auto part_b = mfsdp::slice(b.span(), offset, size);
+      backend.transform(kernel, part_a, part_b,
+                        std::span<const T>(mfsdp::slice(c.span(), offset, size)));
+      each_alone = each_alone && same_bits<T>(part_a, std::span(alone_a).first(count)) &&
+                   same_bits<T>(part_b, std::span(alone_b).first(count));
+      contained = contained && a.span()[size + offset] == sample<T>(size) &&
+                  b.span()[size + offset] == sample<T>(size, 1.0) &&
+                  same_bits<T>(before, c.span());
+    }
+  }
+  CHECK(each_alone);
+  CHECK(contained);
+}
+
+// Right, in double, in blocks from the start, and blind to alignment.
+template <class T, class B>
+void sum_of_squares_conformance(B& backend) {
+  constexpr mfsdp::index block = mfsdp::block_elements;
+  for (const mfsdp::index size : {mfsdp::index{0}, mfsdp::index{1}, mfsdp::index{7}, mfsdp::index{9},
+                                  block - 1, block, block + 1, 3 * block + 77}) {
+    CAPTURE(size);
+    auto x = backend.template allocate<T>(size);
+    auto shifted = backend.template allocate<T>(size + 1);
+    double expected = 0;
+    for (mfsdp::index i = 0; i < size; ++i) {
+      x.span()[i] = shifted.span()[i + 1] = sample<T>(i);
+      expected += static_cast<double>(x.span()[i]) * static_cast<double>(x.span()[i]);
+    }
+    const std::span<const T> all = x.span();
+    const double sum = backend.sum_of_squares(all);
+    CHECK(sum == doctest::Approx(expected).epsilon(1e-13));
+    CHECK(sum == backend.sum_of_squares(std::span<const T>(shifted.span()).subspan(1)));
+    double by_blocks = 0;
+    for (mfsdp::index at = 0; at < size; at += block) {
+      by_blocks += backend.sum_of_squares(mfsdp::slice(all, at, std::min(block, size - at)));
+    }
+    CHECK(sum == by_blocks);
+  }
+  auto extreme = backend.template allocate<float>(2);
+  backend.fill(extreme.span(), 1e30f);
+  CHECK(backend.sum_of_squares(std::span<const float>(extreme.span())) ==
+        doctest::Approx(2e60).epsilon(1e-6));
+}
+
+template <class B>
+void backend_conformance(B backend) {
+  static_assert(mfsdp::Backend<B>);
+  const auto of = [&]<class T>(T) {
+    allocation_conformance<T>(backend);
+    multiply_conformance<T>(backend);
+    transform_conformance<T>(backend);
+    sum_of_squares_conformance<T>(backend);
+  };
+  of(float{});
+  of(double{});
+}
+
+}  // namespace mfsdp_test

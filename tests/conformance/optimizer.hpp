@@ -1,0 +1,213 @@
+// Conformance of an Optimizer, for this library's and for yours: call optimizer_conformance(my_rule)
+// in a doctest case. Add a backend of your own if the rule needs one; the host must be able to read
+// and write its memory.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/backend/eigen.hpp"
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp_test {
+
+// One parameter with its states and a gradient for each step, in the memory of a backend, with
+// guards around everything that an update may write.
+template <class T, class O, class B>
+class optimizer_bench {
+ public:
+  // `shift` elements past storage_alignment stand parameter and gradient.
+  optimizer_bench(const O& optimizer, B& backend, mfsdp::matrix_shape shape, mfsdp::index shift = 0)
+      : optimizer_(optimizer),
+        backend_(backend),
+        shape_(shape),
+        shift_(shift),
+        parameter_(make(shape.elements() + shift)),
+        gradient_(make(shape.elements() + shift)),
+        workspace_(make(optimizer.workspace_size(shape))) {
+    for (mfsdp::index i = 0; i < shape.elements(); ++i) {
+      parameter()[i] = static_cast<T>(0.5 * std::cos(0.3 + 0.9 * static_cast<double>(i)));
+    }
+    for (const mfsdp::index size : optimizer.state_sizes(shape)) {
+      states_.push_back(make(size));
+      backend.fill(mfsdp::slice(states_.back().span(), 0, size), T(0));
+    }
+  }
+
+  std::span<T> parameter() { return mfsdp::slice(parameter_.span(), shift_, shape_.elements()); }
+  std::span<T> state(std::size_t i) {
+    return mfsdp::slice(states_[i].span(), 0, optimizer_.state_sizes(shape_)[i]);
+  }
+
+  // One update with a gradient of this size; false if it wrote the gradient or past its spans.
+  bool update(std::int64_t step, double gradient_scale = 1, T rate = 1, T workspace = T(0)) {
+    const auto gradient = mfsdp::slice(gradient_.span(), shift_, shape_.elements());
+    for (mfsdp::index i = 0; i < shape_.elements(); ++i) {
+      const double x = static_cast<double>(i);
+      gradient[i] = static_cast<T>(gradient_scale *
+                                   std::sin(0.8 + 2.3 * x + 0.7 * static_cast<double>(step)));
+    }
+    const std::vector<T> before(gradient.begin(), gradient.end());
+    const auto scratch = mfsdp::slice(workspace_.span(), 0, optimizer_.workspace_size(shape_));
+    backend_.fill(scratch, workspace);
+    mfsdp::state_spans<O, T> spans;
+    for (std::size_t i = 0; i < spans.size(); ++i) spans[i] = state(i);
+    optimizer_.update(backend_, spans, mfsdp::matrix_view<T>(parameter().data(), shape_),
+                      mfsdp::matrix_view<const T>(gradient.data(), shape_),
+                      mfsdp::update_context<T>{step, rate, scratch});
+    bool contained = std::ranges::equal(before, gradient) && guarded(parameter_) &&
+                     guarded(gradient_) && guarded(workspace_);
+    for (auto& buffer : states_) contained = contained && guarded(buffer);
+    return contained;
+  }
+
+ private:
+  static constexpr mfsdp::index guard = 64;
+  static constexpr T mark = T(12345);
+
+  auto make(mfsdp::index size) const {
+    auto buffer = backend_.template allocate<T>(size + guard);
+    backend_.fill(buffer.span(), mark);
+    return buffer;
+  }
+  template <class Buffer>
+  static bool guarded(Buffer& buffer) {
+    return std::ranges::all_of(buffer.span().last(guard), [](T x) { return x == mark; });
+  }
+
+  using memory = decltype(std::declval<B&>().template allocate<T>(1));
+  O optimizer_;
+  B& backend_;
+  mfsdp::matrix_shape shape_;
+  mfsdp::index shift_;
+  memory parameter_, gradient_, workspace_;
+  std::vector<memory> states_;
+};
+
+template <class T>
+bool all_finite(std::span<const T> x) {
+  return std::ranges::all_of(x, [](T e) { return std::isfinite(e); });
+}
+
+template <class T, class O, class B>
+void optimizer_conformance_on(const O& optimizer, B& backend, mfsdp::matrix_shape shape) {
+  using bench = optimizer_bench<T, O, B>;
+  CAPTURE(shape.rows);
+  CAPTURE(shape.cols);
+  constexpr std::size_t states = std::tuple_size_v<mfsdp::state_spans<O, T>>;
+  const auto equal = [](bench& a, bench& b) {
+    bool same = std::ranges::equal(a.parameter(), b.parameter());
+    for (std::size_t i = 0; i < states; ++i) same = same && std::ranges::equal(a.state(i), b.state(i));
+    return same;
+  };
+  const auto finite = [](bench& a) {
+    bool all = all_finite<T>(a.parameter());
+    for (std::size_t i = 0; i < states; ++i) all = all && all_finite<T>(a.state(i));
+    return all;
+  };
+
+  // Sizes are counts, and a function of the shape.
+  CHECK(optimizer.flops(shape) >= 0);
+  CHECK(optimizer.workspace_size(shape) >= 0);
+  CHECK(optimizer.workspace_size(shape) == optimizer.workspace_size(shape));
+  for (const mfsdp::index size : optimizer.state_sizes(shape)) CHECK(size >= 0);
+
+  // The same bits again, whatever the workspace holds and wherever parameter and gradient stand.
+  bench first(optimizer, backend, shape);
+  bench poisoned(optimizer, backend, shape);
+  bench shifted(optimizer, backend, shape, 1);
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    CHECK(first.update(step));
+    CHECK(poisoned.update(step, 1, 1, std::numeric_limits<T>::quiet_NaN()));
+    CHECK(shifted.update(step));
+    CHECK(finite(first));
+    CHECK(equal(first, poisoned));
+    CHECK(equal(first, shifted));
+  }
+
+  // A gradient does something, at a rate of zero it moves no parameter, and none of any size breaks
+  // the arithmetic.
+  if (shape.elements() > 0) {
+    bench fresh(optimizer, backend, shape);
+    CHECK_FALSE(std::ranges::equal(first.parameter(), fresh.parameter()));
+  }
+  bench still(optimizer, backend, shape);
+  bench start(optimizer, backend, shape);
+  CHECK(still.update(1, 1, T(0)));
+  CHECK(std::ranges::equal(still.parameter(), start.parameter()));
+  for (const double scale : {0.0, 1e-30, 1e-12, 1e12, 1e30}) {
+    CAPTURE(scale);
+    bench extreme(optimizer, backend, shape);
+    CHECK(extreme.update(1, scale));
+    CHECK(all_finite<T>(extreme.parameter()));
+  }
+}
+
+// For rules that work on any piece: every cut gives the bits of the whole.
+template <class T, class O, class B>
+void piecewise_conformance(const O& optimizer, B& backend) {
+  constexpr mfsdp::index size = 2500;
+  constexpr std::size_t states = std::tuple_size_v<mfsdp::state_spans<O, T>>;
+  const auto train = [&](std::vector<mfsdp::index> cuts) {
+    std::vector<T> parameter(size), gradient(size);
+    std::array<std::vector<T>, states> state;
+    state.fill(std::vector<T>(size, T(0)));
+    for (std::size_t i = 0; i < size; ++i) {
+      parameter[i] = static_cast<T>(std::cos(0.9 * static_cast<double>(i)));
+    }
+    cuts.push_back(size);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      for (std::size_t i = 0; i < size; ++i) {
+        gradient[i] = static_cast<T>(std::sin(2.3 * static_cast<double>(i + 1) * 0.7 *
+                                              static_cast<double>(step)));
+      }
+      mfsdp::index from = 0;
+      for (const mfsdp::index to : cuts) {
+        const mfsdp::matrix_shape shape{1, to - from};
+        auto workspace = backend.template allocate<T>(optimizer.workspace_size(shape));
+        mfsdp::state_spans<O, T> spans;
+        for (std::size_t i = 0; i < states; ++i) {
+          REQUIRE(optimizer.state_sizes(shape)[i] == shape.elements());
+          spans[i] = mfsdp::slice(std::span(state[i]), from, to - from);
+        }
+        optimizer.update(backend, spans, mfsdp::matrix_view<T>(parameter.data() + from, shape),
+                         mfsdp::matrix_view<const T>(gradient.data() + from, shape),
+                         mfsdp::update_context<T>{step, T(1), workspace.span()});
+        from = to;
+      }
+    }
+    for (const auto& s : state) parameter.insert(parameter.end(), s.begin(), s.end());
+    return parameter;
+  };
+  const std::vector<T> whole = train({});
+  CHECK(train({1024, 2048}) == whole);
+  CHECK(train({64}) == whole);
+  CHECK(train({1, 2, 3, 70, 133, 133, 1000, 2499}) == whole);
+}
+
+template <class O, class B = mfsdp::eigen_backend>
+void optimizer_conformance(O optimizer, B backend = {}) {
+  static_assert(mfsdp::UpdatesOn<O, B>);
+  CHECK_FALSE(std::string_view(O::name).empty());
+  const auto in = [&]<class T>(T) {
+    for (const mfsdp::matrix_shape shape : {mfsdp::matrix_shape{0, 0}, {0, 5}, {1, 1}, {1, 37}, {37, 1},
+                                            {3, 5}, {16, 16}, {70, 33}, {33, 70}, {8, 4096}}) {
+      optimizer_conformance_on<T>(optimizer, backend, shape);
+    }
+    if constexpr (!O::whole_matrix) piecewise_conformance<T>(optimizer, backend);
+  };
+  in(float{});
+  in(double{});
+}
+
+}  // namespace mfsdp_test

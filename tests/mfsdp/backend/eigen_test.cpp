@@ -1,0 +1,38 @@
+#include "mfsdp/backend/eigen.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <utility>
+
+#include "conformance/backend.hpp"
+
+using namespace mfsdp;
+
+TEST_CASE("eigen_backend conforms") { mfsdp_test::backend_conformance(eigen_backend{}); }
+
+TEST_CASE("host_buffer moves and cannot be copied") {
+  static_assert(!std::is_copy_constructible_v<host_buffer<float>>);
+  host_buffer<float> from(10);
+  host_buffer<float> to = std::move(from);
+  CHECK(from.span().empty());
+  CHECK(to.span().size() == 10);
+  from = std::move(to);
+  CHECK(to.span().empty());
+  CHECK(from.span().size() == 10);
+  CHECK(host_buffer<float>().span().empty());
+}
+
+TEST_CASE("checked builds poison fresh memory") {
+  if (!checked) return;
+  const host_buffer<float> fresh(100);
+  for (const float x : fresh.span()) CHECK(std::isnan(x));
+}
+
+TEST_CASE("the sum of squares of floats is exact where doubles are") {
+  // 2^24 + 1 terms of one; a float would stop counting at 2^24.
+  host_buffer<float> ones((mfsdp::index{1} << 24) + 1);
+  eigen_backend backend;
+  backend.fill(ones.span(), 1.0f);
+  CHECK(backend.sum_of_squares(ones.span()) == 16777217.0);
+}

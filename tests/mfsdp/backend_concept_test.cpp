@@ -1,0 +1,80 @@
+// The smallest Backend, and for each requirement a type that fails in this one alone.
+#include <span>
+
+#include "mfsdp/concepts.hpp"
+
+namespace {
+
+using mfsdp::index, mfsdp::matrix_view, mfsdp::transpose, mfsdp::Backend;
+
+template <class T>
+struct memory {
+  std::span<T> span();
+};
+
+// The archetype's members, one at a time, so that a mutant can leave one out or change it.
+struct with_allocate { template <class T> memory<T> allocate(index); };
+struct with_fill { void fill(std::span<float>, float); };
+struct with_copy { void copy(std::span<const float>, std::span<float>); };
+struct with_multiply {
+  void multiply(float, matrix_view<const float>, transpose, matrix_view<const float>, transpose,
+                float, matrix_view<float>);
+};
+struct with_transform { template <class K, class... T> void transform(const K&, std::span<T>...); };
+struct with_sum { double sum_of_squares(std::span<const float>); };
+
+template <class... Part>
+struct composed : Part... {};
+
+static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
+                               with_sum>>);
+
+static_assert(!Backend<composed<with_fill, with_copy, with_multiply, with_transform, with_sum>>);
+static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_transform, with_sum>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_transform, with_sum>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_transform, with_sum>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_sum>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform>>);
+
+template <class T>
+struct constant_memory {
+  std::span<const T> span();
+};
+struct constant_allocate { template <class T> constant_memory<T> allocate(index); };
+struct constant_fill { void fill(std::span<const double>, float); };
+struct backward_copy { void copy(std::span<float>, std::span<const float>); };
+struct plain_multiply {
+  void multiply(float, matrix_view<const float>, matrix_view<const float>, float,
+                matrix_view<float>);
+};
+struct mutable_multiply {
+  void multiply(float, matrix_view<float>, transpose, matrix_view<float>, transpose, float,
+                matrix_view<float>);
+};
+struct mutable_transform {
+  template <class K>
+  void transform(const K&, std::span<float>, std::span<float>);
+};
+struct float_sum { float sum_of_squares(std::span<const float>); };
+struct not_copyable {
+  not_copyable() = default;
+  not_copyable(const not_copyable&) = delete;
+};
+
+template <class Allocate = with_allocate, class Fill = with_fill, class Copy = with_copy,
+          class Multiply = with_multiply, class Transform = with_transform, class Sum = with_sum>
+using backend = composed<Allocate, Fill, Copy, Multiply, Transform, Sum>;
+
+static_assert(Backend<backend<>>);
+static_assert(!Backend<backend<constant_allocate>>);
+static_assert(!Backend<backend<with_allocate, constant_fill>>);
+static_assert(!Backend<backend<with_allocate, with_fill, backward_copy>>);
+static_assert(!Backend<backend<with_allocate, with_fill, with_copy, plain_multiply>>);
+static_assert(!Backend<backend<with_allocate, with_fill, with_copy, mutable_multiply>>);
+static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply,
+                               mutable_transform>>);
+static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply, with_transform,
+                               float_sum>>);
+static_assert(!Backend<composed<backend<>, not_copyable>>);
+
+}  // namespace

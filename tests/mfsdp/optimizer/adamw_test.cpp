@@ -1,0 +1,75 @@
+#include "mfsdp/optimizer/adamw.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "conformance/optimizer.hpp"
+#include "mfsdp/backend/eigen.hpp"
+#include "support/golden.hpp"
+
+using namespace mfsdp;
+using mfsdp_test::relative_distance;
+
+namespace {
+
+template <class T>
+struct trial {
+  std::vector<T> w, m = std::vector<T>(w.size(), T(0)), v = m;
+
+  void step(const adamw& rule, std::int64_t t, const std::vector<T>& gradient) {
+    eigen_backend backend;
+    const matrix_shape shape{1, std::ssize(w)};
+    rule.update(backend, {std::span(m), std::span(v)}, matrix_view<T>(w.data(), shape),
+                matrix_view<const T>(gradient.data(), shape), update_context<T>{t});
+  }
+};
+
+template <class T>
+void follow_golden(const mfsdp_test::golden_case& c, const mfsdp_test::golden_case& input,
+                   double tolerance) {
+  const adamw rule{.learning_rate = c.number("lr"),
+                   .beta1 = c.number("b1"),
+                   .beta2 = c.number("b2"),
+                   .epsilon = c.number("eps"),
+                   .weight_decay = c.number("wd")};
+  trial<T> run{input["W0"].as<T>()};
+  for (const int t : {1, 2, 3}) {
+    run.step(rule, t, input["G" + std::to_string(t)].as<T>());
+    CHECK(relative_distance(run.w, c["W" + std::to_string(t)].values) < tolerance);
+  }
+  CHECK(relative_distance(run.m, c["M3"].values) < tolerance);
+  CHECK(relative_distance(run.v, c["V3"].values) < tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("adamw equals torch's over three steps") {
+  const auto golden = mfsdp_test::read_golden("optimizer_golden.txt");
+  for (const std::string name : {"adamw_torch_3x5", "adamw_bigeps_3x5"}) {
+    CAPTURE(name);
+    follow_golden<double>(golden.at(name), golden.at("muon_keller_3x5"), 1e-11);
+    follow_golden<float>(golden.at(name), golden.at("muon_keller_3x5"), 1e-6);
+  }
+}
+
+TEST_CASE("adamw conforms") {
+  mfsdp_test::optimizer_conformance(adamw{});
+  mfsdp_test::optimizer_conformance(adamw{.beta1 = 0, .beta2 = 0, .weight_decay = 0});
+}
+
+TEST_CASE("adamw with a zero gradient only decays") {
+  trial<double> run{{1.0, -2.0, 0.0}};
+  run.step(adamw{.learning_rate = 0.5, .weight_decay = 0.5}, 1, {0.0, 0.0, 0.0});
+  CHECK(run.w == std::vector<double>{0.75, -1.5, 0.0});
+}
+
+TEST_CASE("adamw at a step beyond 32 bits is past its bias correction") {
+  trial<double> run{{0.0}};
+  run.step(adamw{}, std::int64_t{1} << 40, {1.0});
+  const double expected = -1e-3 * 0.1 / (std::sqrt(1e-3) + 1e-8);
+  CHECK(run.w[0] == doctest::Approx(expected).epsilon(1e-12));
+}
