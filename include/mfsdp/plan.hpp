@@ -24,10 +24,10 @@ struct tensor_slot {
 // Tensors that are gathered and reduced together: those of one unit, or one tied tensor, which is
 // held from its first use in a step to the step itself because several units use it.
 struct transfer_group {
-  std::string name;                   // of the unit, or of the tied tensor
-  std::vector<std::size_t> tensors;   // in order of registration
+  std::string name;                  // of the unit, or of the tied tensor
+  std::vector<std::size_t> tensors;  // in order of registration
   bool held = false;
-  bool resident = false;              // every rank holds all of it: nothing to gather
+  bool resident = false;                // every rank holds all of it: nothing to gather
   index_t full_elements = 0;            // of the buffer, alignment gaps included
   std::vector<index_t> shard_elements;  // of each rank's shard, alignment gaps included
   std::vector<piece> pieces;            // all tensors: what a gather moves; absent when resident
@@ -41,7 +41,7 @@ struct local_segment {
   int rank = 0;
   index_t offset = 0;  // from the start of the item
   index_t count = 0;
-  index_t local = 0;   // offset in that rank's shard of the group
+  index_t local = 0;  // offset in that rank's shard of the group
 };
 
 struct plan {
@@ -51,12 +51,12 @@ struct plan {
   bool replicated = false;
   std::vector<std::string> optimizers;
 
-  std::vector<placement_item> items;                // in spec order
-  std::vector<std::vector<segment>> segments;       // of each item, by offset; none if replicated
-  std::vector<tensor_slot> tensors;                 // parallel to spec.tensors()
+  std::vector<placement_item> items;           // in spec order
+  std::vector<std::vector<segment>> segments;  // of each item, by offset; none if replicated
+  std::vector<tensor_slot> tensors;            // parallel to spec.tensors()
   std::vector<transfer_group> groups;
   std::vector<std::vector<std::size_t>> unit_groups;  // groups that each unit needs
-  std::vector<local_segment> local_segments;        // ordered by item, then offset, then rank
+  std::vector<local_segment> local_segments;          // ordered by item, then offset, then rank
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -86,7 +87,7 @@ class sharded_model {
 
     // Errors: usage_error the second time.
     void release() {
-      live();
+      (void)live();
       std::exchange(model_, nullptr)->parameters_.release(unit_, why_);
     }
 
@@ -120,6 +121,14 @@ class sharded_model {
     }
     [[nodiscard]] gradient_view operator[](std::string_view name) const {
       return (*this)[detail::find_in_unit(model_->plan().spec.units()[unit_], name)];
+    }
+
+    // Addresses of all tensors, in order of registration, until reduce; null for a frozen tensor.
+    // Unlike the parameters' they change from step to step.
+    [[nodiscard]] std::span<float* const> pointers() const {
+      std::vector<float*>& addresses = model_->gradient_pointers_[unit_];
+      for (std::size_t i = 0; i < addresses.size(); ++i) addresses[i] = (*this)[i].data();
+      return addresses;
     }
 
     // Copies or adds a gradient that the trainer keeps in a buffer of its own. Errors: usage_error
@@ -170,6 +179,9 @@ class sharded_model {
         norm_(context_),
         states_(context_, optimizers, [this](std::size_t i) { return parameter_segment(i); },
                 [this](std::size_t i) { return gradient_segment(i); }) {
+    for (const unit_spec& unit : plan().spec.units()) {
+      gradient_pointers_.emplace_back(unit.tensors.size());
+    }
     forward_.resize(plan().spec.units().size());
     std::iota(forward_.begin(), forward_.end(), std::size_t{0});
     backward_.assign(forward_.rbegin(), forward_.rend());
@@ -180,6 +192,17 @@ class sharded_model {
       : sharded_model(spec, Axes{std::move(shard)}, std::move(placement), std::move(optimizers),
                       std::move(options), std::move(backend)) {}
 
+  // Completes what is in flight, so that the other ranks need nothing of this one any more. While an
+  // exception passes, it is abandoned instead.
+  ~sharded_model() {
+    if (std::uncaught_exceptions() > exceptions_) return;
+    try {
+      gradients_.quiesce();
+      parameters_.quiesce();
+    } catch (const error&) {
+      // Another rank has failed; it or the next collective reports why.
+    }
+  }
   sharded_model(const sharded_model&) = delete;
   sharded_model& operator=(const sharded_model&) = delete;
 
@@ -357,11 +380,13 @@ class sharded_model {
   gradients_type gradients_;
   global_norm<context> norm_;
   optimizer_states<context, Rules> states_;
+  std::vector<std::vector<float*>> gradient_pointers_;  // by unit
   std::vector<std::size_t> forward_;
   std::vector<std::size_t> backward_;
   std::int64_t step_ = 0;
   bool initialized_ = false;
   bool skip_step_ = false;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -25,7 +25,8 @@ T sample(mfsdp::index i, double phase = 0.0) {
 
 template <class T>
 bool same_bits(std::span<const T> a, std::span<const T> b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 template <class T, class B>
@@ -63,9 +64,10 @@ void multiply_conformance(B& backend) {
     backend.fill(c.span(), beta == T(0) ? std::numeric_limits<T>::quiet_NaN() : T(2));
     const bool flip_a = op_a == transpose::yes;
     const bool flip_b = op_b == transpose::yes;
-    backend.multiply(T(0.5), mfsdp::matrix_view<const T>(a.span().data(), flip_a ? k : m, flip_a ? m : k),
-                     op_a, mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n),
-                     op_b, beta, mfsdp::matrix_view<T>(c.span().data(), m, n));
+    backend.multiply(
+        T(0.5), mfsdp::matrix_view<const T>(a.span().data(), flip_a ? k : m, flip_a ? m : k), op_a,
+        mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n), op_b, beta,
+        mfsdp::matrix_view<T>(c.span().data(), m, n));
     double error = 0;
     for (index i = 0; i < m; ++i) {
       for (index j = 0; j < n; ++j) {
@@ -82,7 +84,7 @@ void multiply_conformance(B& backend) {
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
     return c;
   };
-  const std::vector<std::vector<index>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},   {3, 4, 5},
+  const std::vector<std::vector<index>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},    {3, 4, 5},
                                                   {16, 1, 1}, {17, 33, 70}, {64, 64, 64}, {4, 3, 0},
                                                   {0, 3, 2},  {5, 0, 2},    {40, 70, 300}};
   for (const auto& shape : shapes) {
@@ -140,8 +142,7 @@ void transform_conformance(B& backend) {
       each_alone = each_alone && same_bits<T>(part_a, std::span(alone_a).first(count)) &&
                    same_bits<T>(part_b, std::span(alone_b).first(count));
       contained = contained && a.span()[size + offset] == sample<T>(size) &&
-                  b.span()[size + offset] == sample<T>(size, 1.0) &&
-                  same_bits<T>(before, c.span());
+                  b.span()[size + offset] == sample<T>(size, 1.0) && same_bits<T>(before, c.span());
     }
   }
   CHECK(each_alone);
@@ -152,8 +153,8 @@ void transform_conformance(B& backend) {
 template <class T, class B>
 void sum_of_squares_conformance(B& backend) {
   constexpr mfsdp::index block = mfsdp::block_elements;
-  for (const mfsdp::index size : {mfsdp::index{0}, mfsdp::index{1}, mfsdp::index{7}, mfsdp::index{9},
-                                  block - 1, block, block + 1, 3 * block + 77}) {
+  for (const mfsdp::index size : {mfsdp::index{0}, mfsdp::index{1}, mfsdp::index{7},
+                                  mfsdp::index{9}, block - 1, block, block + 1, 3 * block + 77}) {
     CAPTURE(size);
     auto x = backend.template allocate<T>(size);
     auto shifted = backend.template allocate<T>(size + 1);

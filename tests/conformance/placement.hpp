@@ -40,19 +40,20 @@ inline mfsdp::model_spec random_spec(std::mt19937& random) {
     for (mfsdp::index_t t = 0; t < tensors; ++t) {
       const std::string tensor = fmt::format("tensor{}", t);
       const mfsdp::tensor_options options{.frozen = pick(0, 7) == 0, .row_groups = 1};
+      const mfsdp::index_t rows = pick(1, 120);  // named: arguments are evaluated in any order
+      const mfsdp::index_t cols = pick(1, 120);
       switch (pick(0, 5)) {
         case 0:
-          unit.matrix(tensor, pick(0, 3), pick(0, 90), options);
+          unit.matrix(tensor, rows % 4, cols % 90, options);
           break;
         case 1:
-          unit.matrix(tensor, 3 * pick(1, 40), pick(1, 90),
-                      {.frozen = options.frozen, .row_groups = 3});
+          unit.matrix(tensor, 3 * rows, cols, {.frozen = options.frozen, .row_groups = 3});
           break;
         case 2:
           unit.vector(tensor, pick(0, 100), options);
           break;
         case 3:
-          unit.elementwise(tensor, {pick(1, 200), pick(1, 200)}, options);
+          unit.elementwise(tensor, {2 * rows, cols}, options);
           break;
         case 4:
           if (u > 0) {
@@ -61,7 +62,7 @@ inline mfsdp::model_spec random_spec(std::mt19937& random) {
           }
           [[fallthrough]];
         default:
-          unit.matrix(tensor, pick(1, 120), pick(1, 120), options);
+          unit.matrix(tensor, rows, cols, options);
       }
     }
   }

@@ -13,15 +13,27 @@ struct memory {
 };
 
 // The archetype's members, one at a time, so that a mutant can leave one out or change it.
-struct with_allocate { template <class T> memory<T> allocate(index); };
-struct with_fill { void fill(std::span<float>, float); };
-struct with_copy { void copy(std::span<const float>, std::span<float>); };
+struct with_allocate {
+  template <class T>
+  memory<T> allocate(index);
+};
+struct with_fill {
+  void fill(std::span<float>, float);
+};
+struct with_copy {
+  void copy(std::span<const float>, std::span<float>);
+};
 struct with_multiply {
   void multiply(float, matrix_view<const float>, transpose, matrix_view<const float>, transpose,
                 float, matrix_view<float>);
 };
-struct with_transform { template <class K, class... T> void transform(const K&, std::span<T>...); };
-struct with_sum { double sum_of_squares(std::span<const float>); };
+struct with_transform {
+  template <class K, class... T>
+  void transform(const K&, std::span<T>...);
+};
+struct with_sum {
+  double sum_of_squares(std::span<const float>);
+};
 
 template <class... Part>
 struct composed : Part... {};
@@ -30,19 +42,29 @@ static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multipl
                                with_sum>>);
 
 static_assert(!Backend<composed<with_fill, with_copy, with_multiply, with_transform, with_sum>>);
-static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_transform, with_sum>>);
-static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_transform, with_sum>>);
+static_assert(
+    !Backend<composed<with_allocate, with_copy, with_multiply, with_transform, with_sum>>);
+static_assert(
+    !Backend<composed<with_allocate, with_fill, with_multiply, with_transform, with_sum>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_transform, with_sum>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_sum>>);
-static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform>>);
+static_assert(
+    !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform>>);
 
 template <class T>
 struct constant_memory {
   std::span<const T> span();
 };
-struct constant_allocate { template <class T> constant_memory<T> allocate(index); };
-struct constant_fill { void fill(std::span<const double>, float); };
-struct backward_copy { void copy(std::span<float>, std::span<const float>); };
+struct constant_allocate {
+  template <class T>
+  constant_memory<T> allocate(index);
+};
+struct constant_fill {
+  void fill(std::span<const double>, float);
+};
+struct backward_copy {
+  void copy(std::span<float>, std::span<const float>);
+};
 struct plain_multiply {
   void multiply(float, matrix_view<const float>, matrix_view<const float>, float,
                 matrix_view<float>);
@@ -55,7 +77,9 @@ struct mutable_transform {
   template <class K>
   void transform(const K&, std::span<float>, std::span<float>);
 };
-struct float_sum { float sum_of_squares(std::span<const float>); };
+struct float_sum {
+  float sum_of_squares(std::span<const float>);
+};
 struct not_copyable {
   not_copyable() = default;
   not_copyable(const not_copyable&) = delete;
@@ -71,8 +95,8 @@ static_assert(!Backend<backend<with_allocate, constant_fill>>);
 static_assert(!Backend<backend<with_allocate, with_fill, backward_copy>>);
 static_assert(!Backend<backend<with_allocate, with_fill, with_copy, plain_multiply>>);
 static_assert(!Backend<backend<with_allocate, with_fill, with_copy, mutable_multiply>>);
-static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply,
-                               mutable_transform>>);
+static_assert(
+    !Backend<backend<with_allocate, with_fill, with_copy, with_multiply, mutable_transform>>);
 static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply, with_transform,
                                float_sum>>);
 static_assert(!Backend<composed<backend<>, not_copyable>>);

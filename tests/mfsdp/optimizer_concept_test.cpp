@@ -14,11 +14,21 @@ using mfsdp::update_context, mfsdp::UpdatesOn;
 struct backend_archetype {};
 
 // The archetype's members, one at a time, so that a mutant can leave one out or change it.
-struct with_name { static constexpr std::string_view name = "archetype"; };
-struct with_whole_matrix { static constexpr bool whole_matrix = false; };
-struct with_flops { index flops(matrix_shape) const; };
-struct with_state_sizes { std::array<index, 1> state_sizes(matrix_shape) const; };
-struct with_workspace { index workspace_size(matrix_shape) const; };
+struct with_name {
+  static constexpr std::string_view name = "archetype";
+};
+struct with_whole_matrix {
+  static constexpr bool whole_matrix = false;
+};
+struct with_flops {
+  index flops(matrix_shape) const;
+};
+struct with_state_sizes {
+  std::array<index, 1> state_sizes(matrix_shape) const;
+};
+struct with_workspace {
+  index workspace_size(matrix_shape) const;
+};
 struct with_update {
   void update(backend_archetype&, const std::array<std::span<float>, 1>&, matrix_view<float>,
               matrix_view<const float>, const update_context<float>&) const;
@@ -31,21 +41,34 @@ static_assert(UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_
                                  with_workspace, with_update>,
                         backend_archetype>);
 
-static_assert(!Optimizer<composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace>>);
+static_assert(
+    !Optimizer<composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace>>);
 static_assert(!Optimizer<composed<with_name, with_flops, with_state_sizes, with_workspace>>);
 static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_state_sizes, with_workspace>>);
 static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_workspace>>);
 static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_state_sizes>>);
-static_assert(!UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
-                                  with_workspace>,
-                         backend_archetype>);
+static_assert(
+    !UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes, with_workspace>,
+               backend_archetype>);
 
-struct numeric_name { static constexpr int name = 1; };
-struct whole_matrix_text { static constexpr std::string_view whole_matrix = "no"; };
-struct float_flops { double flops(matrix_shape) const; };
-struct mutable_flops { index flops(matrix_shape); };
-struct dynamic_states { std::span<const index> state_sizes(matrix_shape) const; };
-struct narrow_workspace { int workspace_size(matrix_shape) const; };
+struct numeric_name {
+  static constexpr int name = 1;
+};
+struct whole_matrix_text {
+  static constexpr std::string_view whole_matrix = "no";
+};
+struct float_flops {
+  double flops(matrix_shape) const;
+};
+struct mutable_flops {
+  index flops(matrix_shape);
+};
+struct dynamic_states {
+  std::span<const index> state_sizes(matrix_shape) const;
+};
+struct narrow_workspace {
+  int workspace_size(matrix_shape) const;
+};
 struct writes_gradient {
   void update(backend_archetype&, const std::array<std::span<float>, 1>&, matrix_view<float>,
               matrix_view<float>, const update_context<float>&) const;

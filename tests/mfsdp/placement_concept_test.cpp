@@ -9,7 +9,7 @@
 #include "mfsdp/placement/replicated.hpp"
 #include "mfsdp/placement/rows.hpp"
 
-namespace {
+namespace placement_kinds {
 
 using items = std::span<const mfsdp::placement_item>;
 using answer = std::vector<std::vector<mfsdp::segment>>;
@@ -70,7 +70,7 @@ static_assert(!mfsdp::Placement<place_wants_to_write>);
 static_assert(!mfsdp::Placement<name_is_a_number>);
 static_assert(!mfsdp::Placement<not_copyable>);
 
-}  // namespace
+}  // namespace placement_kinds
 
 TEST_CASE("the placements of the library model Placement") {
   static_assert(mfsdp::Placement<mfsdp::owner_placement>);

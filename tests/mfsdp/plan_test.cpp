@@ -171,34 +171,35 @@ TEST_CASE("one rank holds everything where the buffer has it") {
 TEST_CASE("errors of the description") {
   const fakes::two_moments any;
   model_spec spec;
-  CHECK_THROWS_WITH_AS(make_plan(spec, 1, owner_placement{}, any), "the model has no units",
+  CHECK_THROWS_WITH_AS((void)make_plan(spec, 1, owner_placement{}, any), "the model has no units",
                        spec_error);
-  CHECK_THROWS_AS(make_plan(two_tensors(), 0, owner_placement{}, any), spec_error);
+  CHECK_THROWS_AS((void)make_plan(two_tensors(), 0, owner_placement{}, any), spec_error);
   spec.unit("bare");
-  CHECK_THROWS_WITH_AS(make_plan(spec, 1, owner_placement{}, any), "unit 'bare' has no tensors",
-                       spec_error);
+  CHECK_THROWS_WITH_AS((void)make_plan(spec, 1, owner_placement{}, any),
+                       "unit 'bare' has no tensors", spec_error);
 }
 
 TEST_CASE("errors of the optimizers") {
   CHECK_THROWS_WITH_AS(
-      make_plan(two_tensors(), 1, owner_placement{}, fakes::newton_schulz{}),
+      (void)make_plan(two_tensors(), 1, owner_placement{}, fakes::newton_schulz{}),
       "tensor 'u.e' is no matrix, and optimizer 'newton_schulz' updates whole matrices only: use "
       "mfsdp::mixed to give it another optimizer",
       spec_error);
   model_spec vectors;
   vectors.unit("u").vector("v", 3);
-  CHECK_THROWS_WITH_AS(make_plan(vectors, 1, owner_placement{}, fakes::by_role{}),
+  CHECK_THROWS_WITH_AS((void)make_plan(vectors, 1, owner_placement{}, fakes::by_role{}),
                        "optimizer 'newton_schulz' updates whole matrices, but the model has no "
                        "trainable matrix for it",
                        spec_error);
-  CHECK_THROWS_AS(make_plan(vectors, 1, owner_placement{}, routes_too_far{}), spec_error);
+  CHECK_THROWS_AS((void)make_plan(vectors, 1, owner_placement{}, routes_too_far{}), spec_error);
 
   constexpr index_t half = std::numeric_limits<index_t>::max() / 2 + 1;
-  CHECK_NOTHROW(make_plan(vectors, 1, owner_placement{}, stated_costs{half, 0}));
-  CHECK_THROWS_AS(make_plan(two_tensors(), 1, owner_placement{}, stated_costs{half, 0}),
+  CHECK_NOTHROW((void)make_plan(vectors, 1, owner_placement{}, stated_costs{half, 0}));
+  CHECK_THROWS_AS((void)make_plan(two_tensors(), 1, owner_placement{}, stated_costs{half, 0}),
                   spec_error);
-  CHECK_THROWS_AS(make_plan(vectors, 1, owner_placement{}, stated_costs{0, half}), spec_error);
-  CHECK_THROWS_AS(make_plan(vectors, 1, owner_placement{}, stated_costs{-1, 0}), spec_error);
+  CHECK_THROWS_AS((void)make_plan(vectors, 1, owner_placement{}, stated_costs{0, half}),
+                  spec_error);
+  CHECK_THROWS_AS((void)make_plan(vectors, 1, owner_placement{}, stated_costs{-1, 0}), spec_error);
 }
 
 TEST_CASE("a placement that errs is refused by tensor and rank") {
@@ -227,7 +228,7 @@ TEST_CASE("a placement that errs is refused by tensor and rank") {
         "placement 'scripted', tensor 'u.m', rank 0: the matrix is cut");
 
   const answer anywhere{{{0, 0, 5}, {1, 5, 27}}, {{0, 0, 64}, {1, 64, 2936}}};
-  CHECK_NOTHROW(make_plan(two_tensors(), 2, scripted<false>{anywhere}, fakes::two_moments{}));
+  CHECK_NOTHROW((void)make_plan(two_tensors(), 2, scripted<false>{anywhere}, fakes::two_moments{}));
 }
 
 TEST_CASE("text and back") {
@@ -244,7 +245,7 @@ TEST_CASE("text and back") {
         "tensor u e elementwise 1 1 3000\n"
         "item 36000 48000 0:0:1024 1:1024:1976\n"
         "end\n");
-  CHECK(mfsdp::hash(p) == 0xa99f99c06f6ed34du);
+  CHECK(mfsdp::hash(p) == 0x9f8eae28911dc4b3u);
 
   const auto round_trip = [](const plan& original) {
     const std::string text = mfsdp::to_text(original);
@@ -333,5 +334,5 @@ TEST_CASE("malformed text is refused with its line") {
   CHECK(fault("end\n", "") == "plan text, line 11: the text ends before its 'end' line");
   CHECK(fault("end\n", "fin\n") == "plan text, line 11: 'fin' starts no line of a plan");
   CHECK(fault("end\n", "end\nmore\n") == "plan text, line 12: not as to_text writes it");
-  CHECK_THROWS_AS(mfsdp::parse_plan(""), plan_error);
+  CHECK_THROWS_AS((void)mfsdp::parse_plan(""), plan_error);
 }

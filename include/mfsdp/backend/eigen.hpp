@@ -94,7 +94,8 @@ class eigen_backend {
   // kernel(x...) over spans of equal size; those of constant elements are only read. The kernel
   // sees Eigen arrays of a fixed size, hence always packets: neither alignment nor tails nor cuts
   // change the result of an element. Mathematical functions need a using-declaration, so that
-  // `sqrt(v)` finds the one for arrays as well as the one for scalars.
+  // `sqrt(v)` finds the one for arrays as well as the one for scalars; Eigen's are within an ulp or
+  // two, flush denormals and may give NaN for infinity.
   template <class Kernel, class... T>
   void transform(const Kernel& kernel, std::span<T>... x) const {
     const std::size_t size = std::min({x.size()...});

@@ -14,5 +14,9 @@ struct mesh {
 
 template <Collective Shard>
 mesh(Shard) -> mesh<Shard>;
+template <Collective Shard, Collective Replicate>
+mesh(Shard, Replicate) -> mesh<Shard, Replicate>;
+template <Collective Shard, Collective Replicate, Collective Site>
+mesh(Shard, Replicate, Site) -> mesh<Shard, Replicate, Site>;
 
 }  // namespace mfsdp::inline MFSDP_ABI

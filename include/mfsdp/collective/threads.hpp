@@ -8,14 +8,18 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <condition_variable>
-#include <cstring>
+#include <cstdint>
+#include <deque>
 #include <exception>
-#include <memory>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -27,11 +31,20 @@
 namespace mfsdp::inline MFSDP_ABI {
 
 struct thread_world_options {
-  // How long a rank may wait where an operation sets no deadline of its own.
+  // How long the destructor of a request may wait; operations bring deadlines of their own.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
 };
 
 namespace detail {
+
+// What all ranks must agree on when they start an operation.
+struct thread_operation {
+  std::string_view kind;
+  std::string_view label;
+  index_t elements = 0;
+  std::size_t element_size = 0;
+  friend bool operator==(const thread_operation&, const thread_operation&) = default;
+};
 
 // What the ranks of a thread_world share. Every member function may be called from any rank.
 class thread_board {
@@ -39,99 +52,89 @@ class thread_board {
   thread_board(int ranks, thread_world_options options)
       : ranks_(ranks),
         timeout_(options.timeout),
-        entries_(capacity),
-        next_(static_cast<std::size_t>(ranks), 0),
-        left_(static_cast<std::size_t>(ranks), false) {
-    for (entry& e : entries_) {
-      e.sources.resize(static_cast<std::size_t>(ranks));
-      e.state.resize(static_cast<std::size_t>(ranks));
-    }
-  }
+        next_(at(ranks), 0),
+        left_(at(ranks), false),
+        bytes_read_(at(ranks), 0) {}
 
   [[nodiscard]] int ranks() const { return ranks_; }
 
-  // Publishes this rank's input to the next operation; returns the operation's number.
-  std::int64_t post(int rank, std::string_view label, index elements, const void* source) {
+  [[nodiscard]] std::int64_t bytes_read(int rank) {
     std::unique_lock lock(mutex_);
+    return bytes_read_[at(rank)];
+  }
+
+  // Publishes this rank's input to its next operation; returns the operation's number.
+  std::int64_t post(int rank, const thread_operation& operation, const void* source) {
+    std::unique_lock lock(mutex_);
+    if (failure_) throw_failure(rank);
     const std::int64_t number = next_[at(rank)];
-    entry& e = entries_[slot(number)];
-    // The board holds a window of operations; a rank that runs ahead of it waits for the slowest.
-    await(lock, rank, std::chrono::steady_clock::now() + timeout_, label, number,
-          [&] {
-            return !unwinding_ && (e.number == number || e.number < 0 || e.finished == ranks_);
-          },
-          [&](int other) { return next_[at(other)] > number - capacity; });
-    if (e.number != number) {
-      e = {number, label, elements, 0, 0, 0, rank, std::move(e.sources), std::move(e.state)};
-      std::fill(e.state.begin(), e.state.end(), progress::absent);
-    } else if (e.label != label || e.elements != elements) {
-      const std::string what = fmt::format(
-          "collective {} differs between ranks: rank {} started '{}' of {} elements, rank {} started "
-          "'{}' of {}; all ranks must make the same calls in the same order",
-          number, e.first_rank, e.label, e.elements, rank, label, elements);
-      record_failure(rank, what, std::make_exception_ptr(collective_error(what)));
-      throw collective_error(what);
+    if (number == oldest_ + std::ssize(entries_)) entries_.emplace_back(operation, rank, ranks_);
+    entry& e = entry_of(number);
+    if (e.operation != operation) {
+      const auto started = [](int by, const thread_operation& o) {
+        return fmt::format("rank {} started {} '{}' of {} elements of {} bytes", by, o.kind,
+                           o.label, o.elements, o.element_size);
+      };
+      give_up(rank,
+              fmt::format("collective {} differs between ranks: {}, {}; all ranks must make "
+                          "the same calls in the same order",
+                          number, started(e.first_rank, e.operation), started(rank, operation)));
     }
-    ++next_[at(rank)];
     e.sources[at(rank)] = source;
-    e.state[at(rank)] = progress::posted;
-    if (++e.posted == ranks_) changed_.notify_all();
+    ++next_[at(rank)];
+    if (all_posted(number)) changed_.notify_all();
     return number;
   }
 
-  // Runs the transfer if every rank has posted. Returns whether it ran.
+  // Runs the transfer if every rank has posted. Returns whether it ran. The transfer returns how
+  // many bytes it has read from other ranks.
   template <class Transfer>
-  bool try_transfer(int rank, std::int64_t number, Transfer&& transfer) {
+  bool try_transfer(int rank, std::int64_t number, const Transfer& transfer) {
     std::unique_lock lock(mutex_);
-    if (failure_) throw_failure(rank);
-    entry& e = entries_[slot(number)];
-    if (e.posted != ranks_ || unwinding_) return false;
-    run(lock, rank, e, transfer);
+    if (!poll(rank, number, [&](int other) { return ready(number, other); })) return false;
+    run(lock, rank, number, transfer);
     return true;
   }
 
   template <class Transfer>
-  void await_transfer(int rank, std::int64_t number, std::string_view label, deadline until,
-                      Transfer&& transfer) {
+  void await_transfer(int rank, std::int64_t number, deadline until, const Transfer& transfer) {
     std::unique_lock lock(mutex_);
-    entry& e = entries_[slot(number)];
-    await(lock, rank, until, label, number, [&] { return e.posted == ranks_ && !unwinding_; },
-          [&](int other) { return e.state[at(other)] != progress::absent; });
-    run(lock, rank, e, transfer);
+    await(lock, rank, number, until, [&](int other) { return ready(number, other); });
+    run(lock, rank, number, transfer);
   }
 
   // Waits until no rank needs the input of this operation any more.
-  void drain(int rank, std::int64_t number, std::string_view label, deadline until) {
+  void drain(int rank, std::int64_t number, deadline until) {
     std::unique_lock lock(mutex_);
-    entry& e = entries_[slot(number)];
-    await(lock, rank, until, label, number, [&] { return drained(e, number); },
-          [&](int other) { return e.state[at(other)] == progress::finished; });
+    await(lock, rank, number, until, [&](int other) { return finished(number, other); });
   }
 
   // Makes the memory behind a request safe to free, whatever state the world is in.
-  void settle(int rank, std::int64_t number, std::string_view label, bool transferred) noexcept {
+  void settle(int rank, std::int64_t number, bool transferred) noexcept {
     std::unique_lock lock(mutex_);
-    entry& e = entries_[slot(number)];
-    if (drained(e, number)) return;
-    if (!failure_ && (!transferred || std::uncaught_exceptions() > 0)) {
-      // From here no transfer starts; the cause follows when this rank's function ends.
-      unwinding_ = true;
-      abandoned_ = {rank, std::string(label)};
+    if (drained(number)) return;
+    const bool unwinding = std::uncaught_exceptions() > 0;
+    if (!failure_ && !unwinding_ && (unwinding || !transferred)) {
+      unwinding_ =
+          failure_of(rank, describe(number, rank, "gave it up before every rank had finished"));
+      // The exception that unwinds this rank says more; it follows in fail().
+      if (!unwinding) record(*unwinding_);
+      changed_.notify_all();
     }
-    changed_.wait_until(lock, std::chrono::steady_clock::now() + timeout_, [&] {
-      return drained(e, number) || ((failure_ || unwinding_) && e.running == 0);
-    });
+    const auto safe = [&] {
+      return drained(number) || ((failure_ || unwinding_) && entry_of(number).running == 0);
+    };
+    if (changed_.wait_until(lock, std::chrono::steady_clock::now() + timeout_, safe)) return;
+    const auto done = [&](int other) { return finished(number, other); };
+    if (!failure_) record(failure_of(rank, overdue(number, rank, done)));
+    changed_.wait(lock, safe);
   }
 
   // A rank's function has returned.
   void leave(int rank) {
     std::unique_lock lock(mutex_);
     left_[at(rank)] = true;
-    if (unwinding_ && abandoned_.first == rank && !failure_) {
-      const std::string what =
-          fmt::format("rank {} abandoned '{}' before it was complete", rank, abandoned_.second);
-      record_failure(rank, what, std::make_exception_ptr(collective_error(what)));
-    }
+    if (!failure_ && unwound(rank)) record(*unwinding_);
     changed_.notify_all();
   }
 
@@ -139,7 +142,7 @@ class thread_board {
   void fail(int rank, const std::string& what, std::exception_ptr cause) {
     std::unique_lock lock(mutex_);
     left_[at(rank)] = true;
-    if (!failure_ || failure_->rank == rank) record_failure(rank, what, std::move(cause));
+    if (!failure_ || failure_->rank == rank) record({rank, what, std::move(cause)});
   }
 
   void rethrow_failure() {
@@ -148,20 +151,23 @@ class thread_board {
   }
 
  private:
-  static constexpr std::int64_t capacity = 64;
-
-  enum class progress : char { absent, posted, finished };
-
+  // One operation, from the first post until every rank has finished its transfer.
   struct entry {
-    std::int64_t number = -1;
-    std::string_view label;
-    index elements = 0;
-    int posted = 0;
+    entry(const thread_operation& o, int rank, int ranks)
+        : label(o.label),
+          operation{o.kind, label, o.elements, o.element_size},
+          first_rank(rank),
+          sources(at(ranks), nullptr),
+          finished(at(ranks), false) {}
+    entry(const entry&) = delete;
+    entry& operator=(const entry&) = delete;
+
+    const std::string label;  // a copy, since a failed rank frees its own
+    const thread_operation operation;
+    const int first_rank;
     int running = 0;
-    int finished = 0;
-    int first_rank = 0;
     std::vector<const void*> sources;
-    std::vector<progress> state;  // of each rank
+    std::vector<bool> finished;
   };
 
   struct failure {
@@ -171,58 +177,100 @@ class thread_board {
   };
 
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-  static std::size_t slot(std::int64_t number) {
-    return static_cast<std::size_t>(number % capacity);
+
+  entry& entry_of(std::int64_t number) {
+    return entries_[static_cast<std::size_t>(number - oldest_)];
   }
-  [[nodiscard]] bool drained(const entry& e, std::int64_t number) const {
-    return e.number != number || e.finished == ranks_;
+
+  [[nodiscard]] bool unwound(int rank) const { return unwinding_ && unwinding_->rank == rank; }
+
+  // Whether a rank's input may be read.
+  [[nodiscard]] bool ready(std::int64_t number, int rank) const {
+    return next_[at(rank)] > number && !unwound(rank);
+  }
+  [[nodiscard]] bool finished(std::int64_t number, int rank) {
+    return number < oldest_ || entry_of(number).finished[at(rank)];
+  }
+  [[nodiscard]] bool all_posted(std::int64_t number) const {
+    return std::ranges::all_of(next_, [&](std::int64_t next) { return next > number; });
+  }
+  [[nodiscard]] bool drained(std::int64_t number) {
+    return number < oldest_ || all_finished(entry_of(number));
+  }
+  static bool all_finished(const entry& e) {
+    return std::ranges::all_of(e.finished, std::identity{});
   }
 
   template <class Transfer>
-  void run(std::unique_lock<std::mutex>& lock, int rank, entry& e, Transfer&& transfer) {
+  void run(std::unique_lock<std::mutex>& lock, int rank, std::int64_t number,
+           const Transfer& transfer) {
+    entry& e = entry_of(number);  // stays until this rank has finished
     ++e.running;
     lock.unlock();
-    transfer(std::span<const void* const>(e.sources));
+    const std::int64_t bytes = transfer(std::span<const void* const>(e.sources));
     lock.lock();
     --e.running;
-    e.state[at(rank)] = progress::finished;
-    if (++e.finished == ranks_ || failure_ || unwinding_) changed_.notify_all();
+    e.finished[at(rank)] = true;
+    bytes_read_[at(rank)] += bytes;
+    if (all_finished(e) || failure_ || unwinding_) changed_.notify_all();
+    while (!entries_.empty() && all_finished(entries_.front())) {
+      entries_.pop_front();
+      ++oldest_;
+    }
   }
 
-  // Waits for `ready`. `joined(rank)` tells who has done its part, for the message and to notice a
-  // rank that will never come.
-  template <class Ready, class Joined>
-  void await(std::unique_lock<std::mutex>& lock, int rank, deadline until, std::string_view label,
-             std::int64_t number, Ready&& ready, Joined&& joined) {
-    const auto absent = [&](int other) { return !joined(other) && left_[at(other)]; };
-    const auto someone_left = [&] {
-      for (int other = 0; other < ranks_; ++other) {
-        if (absent(other)) return true;
-      }
-      return false;
-    };
-    const bool woken = changed_.wait_until(lock, until,
-                                           [&] { return failure_ || ready() || someone_left(); });
+  // Whether every rank has joined; throws when that will never be.
+  template <class Joined>
+  bool poll(int rank, std::int64_t number, const Joined& joined) {
+    if (!failure_ && unwound(rank)) record(*unwinding_);
     if (failure_) throw_failure(rank);
-    if (ready()) return;
+    bool all = true;
+    for (int other = 0; other < ranks_; ++other) {
+      if (joined(other)) continue;
+      if (left_[at(other)]) {
+        give_up(rank, describe(number, rank,
+                               fmt::format("waits for rank {}, which has returned", other)));
+      }
+      all = false;
+    }
+    return all;
+  }
+
+  template <class Joined>
+  void await(std::unique_lock<std::mutex>& lock, int rank, std::int64_t number, deadline until,
+             const Joined& joined) {
+    if (!changed_.wait_until(lock, until, [&] { return poll(rank, number, joined); })) {
+      give_up(rank, overdue(number, rank, joined));
+    }
+  }
+
+  [[nodiscard]] std::string describe(std::int64_t number, int rank, std::string_view what) {
+    const thread_operation& o = entry_of(number).operation;
+    return fmt::format("{} '{}' (collective {}): rank {} {}", o.kind, o.label, number, rank, what);
+  }
+
+  template <class Joined>
+  [[nodiscard]] std::string overdue(std::int64_t number, int rank, const Joined& joined) {
     std::string missing;
     for (int other = 0; other < ranks_; ++other) {
-      if (woken ? absent(other) : !joined(other)) {
-        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", other);
-      }
+      if (!joined(other)) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", other);
     }
-    const std::string what =
-        woken ? fmt::format("'{}' (collective {}): rank {} waits for rank {}, which has returned",
-                            label, number, rank, missing)
-              : fmt::format("'{}' (collective {}): rank {} reached its deadline waiting for rank {}",
-                            label, number, rank, missing);
-    record_failure(rank, what, std::make_exception_ptr(collective_error(what)));
-    throw collective_error(what);
+    return describe(number, rank, "reached its deadline waiting for rank " + missing);
   }
 
-  void record_failure(int rank, const std::string& what, std::exception_ptr cause) {
-    failure_ = std::make_unique<failure>(failure{rank, what, std::move(cause)});
+  static failure failure_of(int rank, const std::string& what) {
+    return {rank, what, std::make_exception_ptr(collective_error(what))};
+  }
+
+  // From here no transfer starts.
+  void record(failure first) {
+    failure_ = std::move(first);
     changed_.notify_all();
+  }
+
+  [[noreturn]] void give_up(int rank, const std::string& what) {
+    record(failure_of(rank, what));
+    throw collective_error(what);
   }
 
   [[noreturn]] void throw_failure(int rank) const {
@@ -234,98 +282,88 @@ class thread_board {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<entry> entries_;       // a window of operations, by number
-  std::vector<std::int64_t> next_;   // number of each rank's next operation
+  std::deque<entry> entries_;       // the operations that are not finished, by number
+  std::int64_t oldest_ = 0;         // number of the first of them
+  std::vector<std::int64_t> next_;  // number of each rank's next operation
   std::vector<bool> left_;
-  bool unwinding_ = false;           // a rank is being unwound: no transfer may start
-  std::pair<int, std::string> abandoned_;
-  std::unique_ptr<failure> failure_;
+  std::vector<std::int64_t> bytes_read_;
+  std::optional<failure> unwinding_;  // a rank is being unwound: no transfer starts
+  std::optional<failure> failure_;
 };
 
 }  // namespace detail
 
 // One rank's view of a thread_world. Copies are the same rank; use it from that rank's thread only.
 class thread_collective {
+  struct started {
+    detail::thread_board* board = nullptr;
+    int rank = 0;
+    std::int64_t number = 0;
+    // Reads the ranks' inputs, writes this rank's output; returns the bytes read from other ranks.
+    std::int64_t (*transfer)(const started&, std::span<const void* const> sources) = nullptr;
+    void* output = nullptr;
+    std::span<const piece> pieces;
+    reduce_into into = reduce_into::write;
+    bool done = true;
+
+    std::int64_t operator()(std::span<const void* const> sources) const {
+      return transfer(*this, sources);
+    }
+  };
+
  public:
   class request {
-    [[nodiscard]] auto work() const {
-      return [this](std::span<const void* const> sources) { transfer_(*this, sources); };
-    }
-
    public:
     request() = default;
-    request(request&& other) noexcept { swap(other); }
+    request(request&& other) noexcept : op_(std::exchange(other.op_, {})) {}
     request& operator=(request&& other) noexcept {
-      request(std::move(other)).swap(*this);
+      request moved(std::move(other));
+      std::swap(op_, moved.op_);
       return *this;
     }
     ~request() {
-      if (board_ != nullptr) board_->settle(rank_, number_, label_, done_);
+      if (op_.board != nullptr) op_.board->settle(op_.rank, op_.number, op_.done);
     }
 
     bool test() {
-      if (!done_) done_ = board_->try_transfer(rank_, number_, work());
-      return done_;
+      if (!op_.done) op_.done = op_.board->try_transfer(op_.rank, op_.number, op_);
+      return op_.done;
     }
     void wait(deadline until) {
-      if (done_) return;
-      board_->await_transfer(rank_, number_, label_, until, work());
-      done_ = true;
+      if (op_.done) return;
+      op_.board->await_transfer(op_.rank, op_.number, until, op_);
+      op_.done = true;
     }
     void drain(deadline until) {
-      if (board_ == nullptr) return;
+      if (op_.board == nullptr) return;
       wait(until);
-      board_->drain(rank_, number_, label_, until);
-      board_ = nullptr;
+      op_.board->drain(op_.rank, op_.number, until);
+      op_.board = nullptr;
     }
 
    private:
     friend class thread_collective;
-    // Reads the ranks' inputs and writes this rank's output.
-    using transfer = void (*)(const request&, std::span<const void* const> sources);
-
-    void swap(request& other) noexcept {
-      std::swap(board_, other.board_);
-      std::swap(rank_, other.rank_);
-      std::swap(number_, other.number_);
-      std::swap(label_, other.label_);
-      std::swap(done_, other.done_);
-      std::swap(transfer_, other.transfer_);
-      std::swap(output_, other.output_);
-      std::swap(pieces_, other.pieces_);
-      std::swap(into_, other.into_);
-      std::swap(bytes_read_, other.bytes_read_);
-    }
-
-    detail::thread_board* board_ = nullptr;
-    int rank_ = 0;
-    std::int64_t number_ = 0;
-    std::string_view label_;
-    bool done_ = true;
-    transfer transfer_ = nullptr;
-    void* output_ = nullptr;
-    std::span<const piece> pieces_;
-    reduce_into into_ = reduce_into::write;
-    std::int64_t* bytes_read_ = nullptr;
+    explicit request(const started& op) : op_(op) {}
+    started op_;
   };
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return board_->ranks(); }
 
   // Bytes that this rank has copied or summed out of other ranks' memory so far.
-  [[nodiscard]] std::int64_t bytes_read() const { return *bytes_read_; }
+  [[nodiscard]] std::int64_t bytes_read() const { return board_->bytes_read(rank_); }
 
   template <class T>
   request start_all_gather(std::span<const T> shard, std::span<T> full,
                            std::span<const piece> pieces, std::string_view label) {
-    return start(shard.data(), full.data(), pieces, reduce_into::write, label, &gather<T>);
+    return start("all-gather", label, shard, full, pieces, reduce_into::write, &gather<T>);
   }
 
   template <class T>
   request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
                                std::span<const piece> pieces, reduce_into into,
                                std::string_view label) {
-    return start(full.data(), shard.data(), pieces, into, label, &reduce<T, false>);
+    return start("reduce-scatter", label, full, shard, pieces, into, &reduce<T, false>);
   }
 
   // Every rank sums everything: (size - 1) times the bytes of the pieces are read.
@@ -333,70 +371,64 @@ class thread_collective {
   request start_all_reduce(std::span<const T> full, std::span<T> local,
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
-    return start(full.data(), local.data(), pieces, into, label, &reduce<T, true>);
+    return start("all-reduce", label, full, local, pieces, into, &reduce<T, true>);
   }
 
  private:
   friend class thread_world;
-  thread_collective(detail::thread_board* board, int rank)
-      : board_(board), rank_(rank), bytes_read_(std::make_shared<std::int64_t>(0)) {}
+  thread_collective(detail::thread_board* board, int rank) : board_(board), rank_(rank) {}
 
-  request start(const void* input, void* output, std::span<const piece> pieces, reduce_into into,
-                std::string_view label, request::transfer transfer) {
-    index elements = 0;
+  template <class T>
+  request start(std::string_view kind, std::string_view label, std::span<const T> input,
+                std::span<T> output, std::span<const piece> pieces, reduce_into into,
+                decltype(started::transfer) transfer) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    index_t elements = 0;
     for (const piece& p : pieces) elements += p.count;
-    request started;
-    started.number_ = board_->post(rank_, label, elements, input);
-    started.board_ = board_;
-    started.label_ = label;
-    started.rank_ = rank_;
-    started.done_ = false;
-    started.transfer_ = transfer;
-    started.output_ = output;
-    started.pieces_ = pieces;
-    started.into_ = into;
-    started.bytes_read_ = bytes_read_.get();
-    return started;
+    const std::int64_t number =
+        board_->post(rank_, {kind, label, elements, sizeof(T)}, input.data());
+    return request({board_, rank_, number, transfer, output.data(), pieces, into, false});
   }
 
   template <class T>
-  static void gather(const request& r, std::span<const void* const> sources) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    T* full = static_cast<T*>(r.output_);
-    for (const piece& p : r.pieces_) {
+  static std::int64_t gather(const started& op, std::span<const void* const> sources) {
+    std::int64_t bytes_read = 0;
+    for (const piece& p : op.pieces) {
       const T* shard = static_cast<const T*>(sources[static_cast<std::size_t>(p.rank)]);
-      const std::size_t bytes = static_cast<std::size_t>(p.count) * sizeof(T);
-      std::memcpy(full + p.full, shard + p.local, bytes);
-      if (p.rank != r.rank_) *r.bytes_read_ += static_cast<std::int64_t>(bytes);
+      std::copy_n(shard + p.local, p.count, static_cast<T*>(op.output) + p.full);
+      if (p.rank != op.rank) bytes_read += p.count * static_cast<std::int64_t>(sizeof(T));
     }
+    return bytes_read;
   }
 
   template <class T, bool Everywhere>
-  static void reduce(const request& r, std::span<const void* const> sources) {
-    for (const piece& p : r.pieces_) {
-      if (!Everywhere && p.rank != r.rank_) continue;
-      add_in_rank_order(sources, p, static_cast<T*>(r.output_) + p.local, r.into_);
-      *r.bytes_read_ += p.count * static_cast<std::int64_t>(sizeof(T) * (sources.size() - 1));
+  static std::int64_t reduce(const started& op, std::span<const void* const> sources) {
+    std::int64_t bytes_read = 0;
+    for (const piece& p : op.pieces) {
+      if (!Everywhere && p.rank != op.rank) continue;
+      add_in_rank_order(sources, p, static_cast<T*>(op.output) + p.local, op.into);
+      bytes_read += p.count * static_cast<std::int64_t>(sizeof(T) * (sources.size() - 1));
     }
+    return bytes_read;
   }
 
   template <class T>
   static void add_in_rank_order(std::span<const void* const> sources, const piece& p, T* output,
                                 reduce_into into) {
     std::array<T, block_elements> sum;  // stays in the first-level cache
-    for (index done = 0; done < p.count;) {
-      const index count = std::min<index>(p.count - done, static_cast<index>(block_elements));
+    for (index_t done = 0; done < p.count;) {
+      const index_t count = std::min<index_t>(p.count - done, static_cast<index_t>(block_elements));
       const auto input = [&](std::size_t rank) {
         return static_cast<const T*>(sources[rank]) + p.full + done;
       };
       std::copy_n(input(0), count, sum.data());
       for (std::size_t rank = 1; rank < sources.size(); ++rank) {
         const T* term = input(rank);
-        for (index i = 0; i < count; ++i) sum[static_cast<std::size_t>(i)] += term[i];
+        for (index_t i = 0; i < count; ++i) sum[static_cast<std::size_t>(i)] += term[i];
       }
       T* out = output + done;
       if (into == reduce_into::add) {
-        for (index i = 0; i < count; ++i) out[i] += sum[static_cast<std::size_t>(i)];
+        for (index_t i = 0; i < count; ++i) out[i] += sum[static_cast<std::size_t>(i)];
       } else {
         std::copy_n(sum.data(), count, out);
       }
@@ -406,7 +438,6 @@ class thread_collective {
 
   detail::thread_board* board_;
   int rank_;
-  std::shared_ptr<std::int64_t> bytes_read_;
 };
 
 // Runs one function on every rank.
@@ -415,7 +446,8 @@ class thread_world {
   // Errors: spec_error if ranks < 1.
   explicit thread_world(int ranks, thread_world_options options = {})
       : ranks_(ranks), options_(options) {
-    if (ranks < 1) throw spec_error(fmt::format("thread_world needs at least one rank, not {}", ranks));
+    if (ranks < 1)
+      throw spec_error(fmt::format("thread_world needs at least one rank, not {}", ranks));
   }
 
   [[nodiscard]] int size() const { return ranks_; }
@@ -429,22 +461,31 @@ class thread_world {
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(ranks_));
     for (int rank = 0; rank < ranks_; ++rank) {
-      threads.emplace_back([&board, &body, rank] {
-        try {
-          body(thread_collective(&board, rank));
-          board.leave(rank);
-        } catch (const std::exception& e) {
-          board.fail(rank, e.what(), std::current_exception());
-        } catch (...) {
-          board.fail(rank, "an exception of unknown type", std::current_exception());
-        }
-      });
+      // A thread that cannot be started is a rank that has failed.
+      try {
+        threads.emplace_back([&board, &body, rank] { run_rank(board, body, rank); });
+      } catch (const std::system_error& e) {
+        board.fail(rank, e.what(), std::current_exception());
+        break;
+      }
     }
     for (std::thread& thread : threads) thread.join();
     board.rethrow_failure();
   }
 
  private:
+  template <class Body>
+  static void run_rank(detail::thread_board& board, Body& body, int rank) {
+    try {
+      body(thread_collective(&board, rank));
+      board.leave(rank);
+    } catch (const std::exception& e) {
+      board.fail(rank, e.what(), std::current_exception());
+    } catch (...) {
+      board.fail(rank, "an exception of unknown type", std::current_exception());
+    }
+  }
+
   int ranks_;
   thread_world_options options_;
 };

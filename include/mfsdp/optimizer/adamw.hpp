@@ -16,8 +16,9 @@ namespace mfsdp::inline MFSDP_ABI {
 //   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2          the states, in this order
 //   w <- (1 - lr wd) w - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + epsilon)
 //
-// A zero gradient at the first step decays w, nothing else; the gradient is never written. Any cut
-// of a tensor gives the bits of the whole. Cost: 14 operations an element, no workspace.
+// A zero gradient at the first step decays w, nothing else; the gradient is never written. Its
+// square must be finite in the element type, or w becomes NaN. Any cut of a tensor gives the bits
+// of the whole. Cost: 14 operations an element, no workspace.
 // Source: Loshchilov & Hutter, arXiv 1711.05101; forms and defaults are torch.optim.AdamW's.
 struct adamw {
   double learning_rate = 1e-3;

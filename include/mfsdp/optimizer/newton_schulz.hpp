@@ -59,8 +59,8 @@ void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_r
   if (x.size() == 0) return;
 
   // As a root applied twice, since the inverse itself may be too small for T.
-  const T root = static_cast<T>(
-      std::sqrt(1 / (std::sqrt(backend.sum_of_squares(x.flat())) + epsilon)));
+  const T root =
+      static_cast<T>(std::sqrt(1 / (std::sqrt(backend.sum_of_squares(x.flat())) + epsilon)));
   backend.transform([root](auto& e) { e = (e * root) * root; }, x.flat());
 
   // A tall matrix is iterated from the right, so that the Gram matrix is always the smaller one.
@@ -78,8 +78,8 @@ void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_r
     backend.multiply(T(1), now, tall ? transpose::yes : transpose::no, now,
                      tall ? transpose::no : transpose::yes, T(0), gram);
     backend.copy(gram.flat(), polynomial.flat());
-    backend.multiply(static_cast<T>(c), gram, transpose::no, gram, transpose::no,
-                     static_cast<T>(b), polynomial);
+    backend.multiply(static_cast<T>(c), gram, transpose::no, gram, transpose::no, static_cast<T>(b),
+                     polynomial);
     backend.copy(now.flat(), next.flat());
     backend.multiply(T(1), tall ? now : polynomial, transpose::no, tall ? polynomial : now,
                      transpose::no, static_cast<T>(a), next);

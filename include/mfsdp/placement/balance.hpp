@@ -29,8 +29,8 @@ struct ownership {
   }
 };
 
-// Graham's longest processing time first: no rank gets more than 4/3 of the best possible. An item
-// that takes no time (a frozen matrix) goes by bytes alone. Cost: O(items * ranks).
+// Longest processing time first (Graham 1969): no rank gets more than 4/3 of the best possible. An
+// item that takes no time (a frozen matrix) goes by bytes alone. Cost: O(items * ranks).
 [[nodiscard]] inline ownership assign_by_flops(std::span<const placement_item> items, int ranks) {
   std::vector<std::size_t> order;
   std::size_t units = 0;

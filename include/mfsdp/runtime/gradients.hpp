@@ -139,6 +139,11 @@ class unit_gradients {
             layout.name));
       }
     }
+    quiesce();
+  }
+
+  // Waits for the sums that are in flight.
+  void quiesce() {
     while (!in_flight_.empty()) retire_oldest();
   }
 

@@ -9,7 +9,9 @@
 
 using namespace mfsdp;
 
-TEST_CASE("eigen_backend conforms") { mfsdp_test::backend_conformance(eigen_backend{}); }
+TEST_CASE("eigen_backend conforms") {
+  mfsdp_test::backend_conformance(eigen_backend{});
+}
 
 TEST_CASE("host_buffer moves and cannot be copied") {
   static_assert(!std::is_copy_constructible_v<host_buffer<float>>);

@@ -31,10 +31,7 @@ static_assert(!Gatherable<adamw>, "a rule that works on any piece has nothing to
 
 TEST_CASE("mixed sends matrices to its first member and the rest to its second") {
   model_spec spec;
-  spec.unit("block")
-      .matrix("weight", 4, 3)
-      .vector("gain", 4)
-      .elementwise("embedding", {10, 4});
+  spec.unit("block").matrix("weight", 4, 3).vector("gain", 4).elementwise("embedding", {10, 4});
   constexpr mixed set{muon{.learning_rate = 0.3}, adamw{.learning_rate = 0.4}};
   CHECK(set.route(spec.tensors()[0]) == 0);
   CHECK(set.route(spec.tensors()[1]) == 1);

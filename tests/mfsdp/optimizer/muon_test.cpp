@@ -28,9 +28,8 @@ void step(const muon& rule, matrix_shape shape, std::vector<T>& parameter,
 
 template <class T>
 void follow_golden(const mfsdp_test::golden_case& c, double tolerance) {
-  const muon rule{.learning_rate = c.number("lr"),
-                  .momentum = c.number("mu"),
-                  .weight_decay = c.number("wd")};
+  const muon rule{
+      .learning_rate = c.number("lr"), .momentum = c.number("mu"), .weight_decay = c.number("wd")};
   const matrix_shape shape = c["W0"].shape;
   auto parameter = c["W0"].as<T>();
   std::vector<T> momentum(parameter.size(), T(0));

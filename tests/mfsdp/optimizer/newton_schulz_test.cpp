@@ -50,8 +50,10 @@ TEST_CASE("Newton-Schulz takes inputs of any size, and zero") {
     auto scaled = input.values;
     for (double& x : scaled) x *= c.number("scale");
     const std::vector<float> in_float(scaled.begin(), scaled.end());
-    CHECK(relative_distance(orthogonalised(scaled, input.shape), c["keller5_add1e-7"].values) < 1e-11);
-    CHECK(relative_distance(orthogonalised(in_float, input.shape), c["keller5_add1e-7"].values) < 1e-4);
+    CHECK(relative_distance(orthogonalised(scaled, input.shape), c["keller5_add1e-7"].values) <
+          1e-11);
+    CHECK(relative_distance(orthogonalised(in_float, input.shape), c["keller5_add1e-7"].values) <
+          1e-4);
   }
   CHECK(orthogonalised(std::vector<float>(15, 0.0f), {3, 5}) == std::vector<float>(15, 0.0f));
 
@@ -90,7 +92,7 @@ TEST_CASE("Newton-Schulz of a transpose is the transpose") {
   for (const int steps : {0, 1, 2, 5}) {
     CAPTURE(steps);
     CHECK(relative_distance(orthogonalised(transposed(a), {60, 24}, steps),
-                   transposed(orthogonalised(a, wide, steps))) < 1e-11);
+                            transposed(orthogonalised(a, wide, steps))) < 1e-11);
   }
 }
 
@@ -101,15 +103,15 @@ TEST_CASE("a table shorter than the steps repeats its last row, a longer one is 
   const auto value = [&](int steps) {
     std::vector<double> workspace(static_cast<std::size_t>(newton_schulz_workspace({1, 1})));
     double x = 4;
-    newton_schulz(backend, matrix_view<double>(&x, 1, 1), table, steps, 1e-7,
-                  std::span(workspace));
+    newton_schulz(backend, matrix_view<double>(&x, 1, 1), table, steps, 1e-7, std::span(workspace));
     return x;
   };
   const double once = 3.4445 - 4.7750 + 2.0315;
   CHECK(value(1) == doctest::Approx(1.0));
   CHECK(value(2) == doctest::Approx(once).epsilon(1e-6));
-  CHECK(value(3) == doctest::Approx(3.4445 * once - 4.7750 * std::pow(once, 3) +
-                                    2.0315 * std::pow(once, 5)).epsilon(1e-6));
+  CHECK(value(3) ==
+        doctest::Approx(3.4445 * once - 4.7750 * std::pow(once, 3) + 2.0315 * std::pow(once, 5))
+            .epsilon(1e-6));
 }
 
 TEST_CASE("the cost counts both orientations alike") {

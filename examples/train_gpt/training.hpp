@@ -1,0 +1,338 @@
+// The training run: the same function for every placement and optimizer, on one rank of a world.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numbers>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mfsdp/mfsdp.hpp"
+#include "text.hpp"
+#include "transformer.hpp"
+
+namespace train_gpt {
+
+struct settings {
+  int ranks = 4;
+  std::string placement = "owner";
+  std::string optimizer = "muon";
+  int steps = 500;       // of the learning-rate schedule
+  int stop_after = 0;    // steps to take of it; 0: all
+  int sequences = 32;  // of all ranks together, in a step
+  transformer_shape shape{};
+  std::uint64_t seed = 1;
+  double matrix_rate = 0.02;      // Muon's, on the hidden matrices
+  double elementwise_rate = 3e-3;  // AdamW's, on the rest or on everything
+  double clip = 0;                // global gradient norm; 0: no clipping
+  int warmup = 20;
+  int prefetch = 1;
+  int validate_every = 50;
+  int validation_windows = 512;  // at the end; a quarter of them on the way
+  int sample = 0;                // characters to generate at the end
+};
+
+struct validation_point {
+  int step;
+  double loss;
+};
+
+// What one rank holds and moves.
+struct rank_account {
+  mfsdp::index_t matrices = 0;
+  mfsdp::memory_usage memory{};
+  std::array<mfsdp::traffic, mfsdp::phases> moved{};
+};
+
+struct outcome {
+  std::vector<double> losses;  // of each step, over all ranks, nats per byte
+  std::vector<validation_point> validation;
+  double train_seconds = 0;    // in training steps, validation not counted
+  mfsdp::index_t resident_bytes_ideal = 0;
+  std::vector<rank_account> ranks;
+  std::string sample;
+  std::string plan;
+
+  [[nodiscard]] double final_validation() const { return validation.back().loss; }
+};
+
+// Called by rank 0 after each step and after each validation.
+struct progress {
+  std::function<void(int step, double loss, double seconds)> on_step = [](int, double, double) {};
+  std::function<void(int step, double loss)> on_validation = [](int, double) {};
+};
+
+// Units in forward order: embedding, block.0, block.1, ..., head.
+inline mfsdp::model_spec make_spec(const transformer_shape& shape) {
+  const mfsdp::index_t width = shape.width;
+  mfsdp::model_spec spec;
+  spec.unit("embedding").elementwise("tokens", {shape.vocabulary, width});
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    spec.unit("block." + std::to_string(layer))
+        .vector("norm1", width)
+        .matrix("qkv", 3 * width, width, {.row_groups = 3})  // one product, three owners
+        .matrix("out", width, width)
+        .vector("norm2", width)
+        .matrix("up", shape.mlp_width(), width)
+        .matrix("down", width, shape.mlp_width());
+  }
+  spec.unit("head").vector("norm", width).elementwise("output", {shape.vocabulary, width});
+  return spec;
+}
+
+namespace detail {
+
+template <class Tensors, class Pointers>
+Tensors tensors_of(const Pointers& p) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return Tensors{p[I]...};
+  }(std::make_index_sequence<sizeof(Tensors) / sizeof(void*)>{});
+}
+
+// A sum over ranks in rank order, equal on all of them.
+template <class Comm>
+double sum_over_ranks(Comm& comm, double mine) {
+  const std::vector<double> own{mine};
+  std::vector<double> all(static_cast<std::size_t>(comm.size()));
+  std::vector<mfsdp::piece> pieces;
+  for (int rank = 0; rank < comm.size(); ++rank) pieces.push_back({rank, rank, 0, 1});
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  auto request = comm.start_all_gather(std::span<const double>(own), std::span(all), pieces, "loss");
+  request.wait(until);
+  request.drain(until);
+  double sum = 0;
+  for (const double loss : all) sum += loss;
+  return sum;
+}
+
+// Linear warm-up, then a cosine to a tenth.
+inline double schedule(const settings& how, int step) {
+  if (step < how.warmup) return (step + 1.0) / how.warmup;
+  const double done = static_cast<double>(step - how.warmup) / std::max(1, how.steps - how.warmup);
+  return 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * done));
+}
+
+}  // namespace detail
+
+// One rank's trainer. Nothing here keeps a parameter pointer between two units.
+template <class Comm, class Model>
+class trainer {
+ public:
+  trainer(Comm comm, Model& model, const settings& how, const text& data)
+      : comm_(comm),
+        model_(model),
+        how_(how),
+        data_(data),
+        local_(how.sequences / how.ranks),
+        network_(how.shape, local_),
+        inputs_(static_cast<std::size_t>(local_ * how.shape.context)),
+        targets_(inputs_.size()) {}
+
+  // Forward, backward and update on this step's windows; returns the loss over all ranks.
+  double step(int step) {
+    const auto length = static_cast<std::size_t>(how_.shape.context);
+    for (int i = 0; i < local_; ++i) {
+      const auto at = static_cast<std::size_t>(i) * length;
+      training_window(data_.training(), how_.seed, static_cast<std::uint64_t>(step),
+                      static_cast<std::uint64_t>(comm_.rank() * local_ + i),
+                      std::span(inputs_).subspan(at, length),
+                      std::span(targets_).subspan(at, length));
+    }
+    const double count = static_cast<double>(how_.sequences) * how_.shape.context;
+    const double loss = forward(mfsdp::pass::forward, 1 / count);
+    backward();
+    if (how_.clip > 0) model_.clip(how_.clip);
+    model_.step(static_cast<float>(detail::schedule(how_, step)));
+    return detail::sum_over_ranks(comm_, loss) / count;
+  }
+
+  // The mean loss on fixed windows of the held-out text, shared out over the ranks.
+  double validate(int windows) {
+    const auto length = static_cast<std::size_t>(how_.shape.context);
+    const int batch = local_ * how_.ranks;
+    const int batches = std::max(1, windows / batch);
+    double loss = 0;
+    for (int b = 0; b < batches; ++b) {
+      for (int i = 0; i < local_; ++i) {
+        const auto at = static_cast<std::size_t>(i) * length;
+        validation_window(data_.validation(),
+                          static_cast<std::size_t>(b * batch + comm_.rank() * local_ + i),
+                          static_cast<std::size_t>(batches * batch),
+                          std::span(inputs_).subspan(at, length),
+                          std::span(targets_).subspan(at, length));
+      }
+      loss += forward(mfsdp::pass::evaluate, 1);
+    }
+    const double count = static_cast<double>(batches) * batch * how_.shape.context;
+    return detail::sum_over_ranks(comm_, loss) / count;
+  }
+
+  // Continues a prompt on rank 0; the others only take part in the gathers.
+  std::string generate(const std::string& prompt, int characters) {
+    std::vector<std::uint8_t> tokens = data_.encode(prompt);
+    transformer<float> single(how_.shape, 1);
+    std::vector<float> logits(static_cast<std::size_t>(how_.shape.vocabulary));
+    std::mt19937_64 random(how_.seed);
+    const auto context = static_cast<std::size_t>(how_.shape.context);
+    for (int i = 0; i < characters; ++i) {
+      const auto window = std::span(tokens).last(std::min(tokens.size(), context));
+      for (const std::size_t unit : model_.forward_order()) {
+        const auto w = model_.acquire(unit, mfsdp::pass::evaluate);
+        if (comm_.rank() != 0) continue;
+        if (unit == 0) {
+          single.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()), window);
+        } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
+          single.block_forward(static_cast<int>(unit) - 1,
+                               detail::tensors_of<block_parameters<float>>(w.pointers()));
+        } else {
+          single.head_logits(detail::tensors_of<head_parameters<float>>(w.pointers()),
+                             static_cast<int>(window.size()) - 1, logits);
+        }
+      }
+      std::vector<double> weights;
+      for (const float logit : logits) weights.push_back(std::exp(logit / 0.8));
+      std::discrete_distribution<int> choose(weights.begin(), weights.end());
+      tokens.push_back(static_cast<std::uint8_t>(choose(random)));
+    }
+    return data_.decode(tokens);
+  }
+
+ private:
+  // The sum of losses of this rank's windows.
+  double forward(mfsdp::pass why, double gradient_scale) {
+    double loss = 0;
+    for (const std::size_t unit : model_.forward_order()) {
+      const auto w = model_.acquire(unit, why);
+      if (unit == 0) {
+        network_.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()), inputs_);
+      } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
+        network_.block_forward(static_cast<int>(unit) - 1,
+                               detail::tensors_of<block_parameters<float>>(w.pointers()));
+      } else {
+        loss = network_.head_loss(detail::tensors_of<head_parameters<float>>(w.pointers()), targets_,
+                                  gradient_scale);
+      }
+    }
+    return loss;
+  }
+
+  void backward() {
+    for (const std::size_t unit : model_.backward_order()) {
+      const auto w = model_.acquire(unit, mfsdp::pass::backward);
+      const auto g = model_.gradients(unit);
+      if (unit == 0) {
+        network_.embed_backward(detail::tensors_of<embedding_gradients<float>>(g.pointers()));
+      } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
+        network_.block_backward(static_cast<int>(unit) - 1,
+                                detail::tensors_of<block_parameters<float>>(w.pointers()),
+                                detail::tensors_of<block_gradients<float>>(g.pointers()));
+      } else {
+        network_.head_backward(detail::tensors_of<head_parameters<float>>(w.pointers()),
+                               detail::tensors_of<head_gradients<float>>(g.pointers()));
+      }
+      g.reduce();
+    }
+  }
+
+  Comm comm_;
+  Model& model_;
+  const settings& how_;
+  const text& data_;
+  int local_;  // sequences of this rank
+  transformer<float> network_;
+  std::vector<std::uint8_t> inputs_;
+  std::vector<std::uint8_t> targets_;
+};
+
+// Trains on all ranks of a world. Placement and rules are types here; see train() for names.
+template <class Placement, class Rules>
+outcome train_as(const settings& how, const text& data, Placement placement, Rules rules,
+                 const progress& report) {
+  using clock = std::chrono::steady_clock;
+  outcome result;
+  result.ranks.resize(static_cast<std::size_t>(how.ranks));
+  mfsdp::thread_world{how.ranks}.run([&](auto comm) {
+    mfsdp::sharded_model model{make_spec(how.shape), comm, placement, rules,
+                               mfsdp::model_options{.prefetch = how.prefetch}};
+    model.initialize([&](const mfsdp::tensor_spec& tensor, std::span<float> values,
+                         mfsdp::index_t first) {
+      const initial_values initial(how.shape, tensor.name, how.seed);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(initial(static_cast<std::uint64_t>(first) + i));
+      }
+    });
+
+    trainer run(comm, model, how, data);
+    const bool speaks = comm.rank() == 0;
+    double seconds = 0;
+    const int steps = how.stop_after > 0 ? std::min(how.stop_after, how.steps) : how.steps;
+    for (int step = 0; step < steps; ++step) {
+      const auto start = clock::now();
+      const double loss = run.step(step);
+      seconds += std::chrono::duration<double>(clock::now() - start).count();
+      if (speaks) {
+        result.losses.push_back(loss);
+        report.on_step(step + 1, loss, seconds);
+      }
+      const bool last = step + 1 == steps;
+      if (how.validate_every > 0 && ((step + 1) % how.validate_every == 0 || last)) {
+        const double validation = run.validate(how.validation_windows / (last ? 1 : 4));
+        if (speaks) {
+          result.validation.push_back({step + 1, validation});
+          report.on_validation(step + 1, validation);
+        }
+      }
+    }
+
+    rank_account& account = result.ranks[static_cast<std::size_t>(comm.rank())];
+    account.memory = model.memory_in_use();
+    for (std::size_t p = 0; p < mfsdp::phases; ++p) {
+      account.moved[p] = model.moved(static_cast<mfsdp::phase>(p));
+    }
+    const mfsdp::plan_loads loads = mfsdp::loads_of(model.plan());
+    account.matrices = loads.matrices[static_cast<std::size_t>(comm.rank())];
+    if (how.sample > 0) {
+      std::string sample = run.generate(data.decode(data.validation().first(16)), how.sample);
+      if (speaks) result.sample = std::move(sample);
+    }
+    if (speaks) {
+      result.train_seconds = seconds;
+      result.resident_bytes_ideal = loads.resident_bytes_ideal;
+      result.plan = mfsdp::describe(model.plan());
+    }
+  });
+  return result;
+}
+
+// Chooses the types by name; each combination is compiled once, here.
+inline outcome train(const settings& how, const text& data, const progress& report = {}) {
+  if (how.ranks < 1 || how.sequences % how.ranks != 0) {
+    throw std::invalid_argument(std::to_string(how.sequences) +
+                                " sequences a step cannot be shared out evenly over " +
+                                std::to_string(how.ranks) + " ranks");
+  }
+  const mfsdp::adamw elementwise{.learning_rate = how.elementwise_rate,
+                                 .beta2 = 0.99,
+                                 .weight_decay = 0.1};
+  const mfsdp::muon matrix{.learning_rate = how.matrix_rate};
+  const auto place = [&](auto placement) {
+    if (how.optimizer == "adamw") return train_as(how, data, placement, elementwise, report);
+    if constexpr (decltype(placement)::whole_matrices) {
+      return train_as(how, data, placement, mfsdp::mixed{matrix, elementwise}, report);
+    } else {
+      return train_as(how, data, placement, mfsdp::mixed{mfsdp::gathered{matrix}, elementwise},
+                      report);
+    }
+  };
+  if (how.placement == "rows") return place(mfsdp::row_placement{});
+  if (how.placement == "replicated") return place(mfsdp::replicated_placement{});
+  return place(mfsdp::owner_placement{});
+}
+
+}  // namespace train_gpt

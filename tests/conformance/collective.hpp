@@ -1,0 +1,375 @@
+// Conformance of a Collective, for this library's and for yours: call collective_conformance(world)
+// in a doctest case. A world has size() and run(body), which calls body(collective) on every rank,
+// be it a thread or a process; no check looks into another rank's memory. An engine that offers
+// less calls the parts that it serves.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/concepts.hpp"
+
+namespace mfsdp_test {
+
+inline mfsdp::deadline soon() {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(60);
+}
+
+// Element i of the input of a rank in a round. Floats differ so much in size that their sum
+// depends on the order of the ranks.
+template <class T>
+T element(int rank, mfsdp::index_t i, int round = 0) {
+  const mfsdp::index_t seed = 1000003 * rank + 7919 * round + i;
+  if constexpr (std::integral<T>) {
+    return static_cast<T>(static_cast<std::uint64_t>(seed) * 0x9E3779B97F4A7C15u);
+  } else {
+    const double wave = std::sin(0.7 + 1.3 * static_cast<double>(seed));
+    return static_cast<T>(std::ldexp(wave, static_cast<int>(seed * 31 % 23)));
+  }
+}
+
+template <class T>
+std::vector<T> elements(mfsdp::index_t count, int rank, int round = 0) {
+  std::vector<T> all;
+  for (mfsdp::index_t i = 0; i < count; ++i) all.push_back(element<T>(rank, i, round));
+  return all;
+}
+
+// Pieces with gaps between them, in both buffers.
+struct piece_map {
+  std::string name;
+  mfsdp::index_t full = 0;                // elements of the unit buffer
+  mfsdp::index_t local = 0;               // elements of the largest shard
+  std::vector<mfsdp::piece> pieces{};
+
+  void add(int rank, mfsdp::index_t count) {
+    mfsdp::index_t end = 3;
+    for (const mfsdp::piece& p : pieces) {
+      if (p.rank == rank) end = std::max(end, p.local + p.count + 2);
+    }
+    pieces.push_back({rank, full + 1, end, count});
+    full += count + 2;
+    local = std::max(local, end + count + 1);
+  }
+};
+
+inline std::vector<piece_map> piece_maps(int ranks) {
+  constexpr mfsdp::index_t block = mfsdp::block_elements;
+  std::vector<piece_map> maps;
+  maps.push_back({"no pieces", 5, 5});
+
+  piece_map even{"even"};
+  for (int rank = 0; rank < ranks; ++rank) even.add(rank, 100);
+  maps.push_back(even);
+
+  piece_map one_element{"one element"};
+  one_element.add(ranks / 2, 1);
+  maps.push_back(one_element);
+
+  piece_map one_owner{"one owner"};
+  for (const mfsdp::index_t count : {block - 1, block, block + 1, 3 * block}) {
+    one_owner.add(ranks - 1, count);
+  }
+  maps.push_back(one_owner);
+
+  piece_map unequal{"very unequal, every third rank empty"};
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank % 3 != 1) unequal.add(rank, 1 + 2 * block * rank * rank);
+  }
+  maps.push_back(unequal);
+
+  piece_map shuffled{"many pieces, shuffled"};
+  for (int i = 0; i < 40; ++i) shuffled.add(i * i * 7 % ranks, 1 + i * 13 % 50);
+  std::ranges::shuffle(shuffled.pieces, std::mt19937(1));
+  maps.push_back(shuffled);
+  return maps;
+}
+
+template <class T>
+bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// Runs body(collective, complain) on every rank; each complaint is a failed check.
+template <class World, class Body>
+void on_every_rank(World& world, const Body& body) {
+  std::vector<std::string> complaints(static_cast<std::size_t>(world.size()));
+  world.run([&](auto collective) {
+    std::string& mine = complaints[static_cast<std::size_t>(collective.rank())];
+    body(collective, [&mine](const std::string& what) { mine += what + "; "; });
+  });
+  for (std::size_t rank = 0; rank < complaints.size(); ++rank) {
+    INFO("rank ", rank, " of ", world.size(), ": ", complaints[rank]);
+    CHECK(complaints[rank].empty());
+  }
+}
+
+// One operation with its buffers and what they must hold afterwards. Whole buffers are compared, so
+// that a byte written outside the pieces shows.
+template <class T>
+struct exchange {
+  const piece_map* map;
+  std::vector<T> input;
+  std::vector<T> output;
+  std::vector<T> untouched;
+  std::vector<T> expected;
+
+  [[nodiscard]] std::string verdict(std::string_view operation) const {
+    std::string what;
+    if (!equal_bits(input, untouched)) what += "has changed its input";
+    if (!equal_bits(output, expected)) what += " has a wrong output";
+    return what.empty() ? what : std::string(operation) + " over " + map->name + " " + what;
+  }
+};
+
+template <class T, class C>
+exchange<T> all_gather_of(const C& collective, const piece_map& map, int round = 0) {
+  exchange<T> e{&map, elements<T>(map.local, collective.rank(), round),
+                elements<T>(map.full, collective.rank(), round + 1), {}, {}};
+  e.untouched = e.input;
+  e.expected = e.output;
+  for (const mfsdp::piece& p : map.pieces) {
+    for (mfsdp::index_t i = 0; i < p.count; ++i) {
+      e.expected[p.full + i] = element<T>(p.rank, p.local + i, round);
+    }
+  }
+  return e;
+}
+
+template <class T, class C>
+exchange<T> reduction_of(const C& collective, const piece_map& map, mfsdp::reduce_into into,
+                         bool everywhere, int round = 0) {
+  exchange<T> e{&map, elements<T>(map.full, collective.rank(), round),
+                elements<T>(everywhere ? map.full : map.local, collective.rank(), round + 1), {}, {}};
+  e.untouched = e.input;
+  e.expected = e.output;
+  for (const mfsdp::piece& p : map.pieces) {
+    if (!everywhere && p.rank != collective.rank()) continue;
+    for (mfsdp::index_t i = 0; i < p.count; ++i) {
+      T sum = element<T>(0, p.full + i, round);
+      for (int rank = 1; rank < collective.size(); ++rank) {
+        sum += element<T>(rank, p.full + i, round);
+      }
+      T& out = e.expected[p.local + i];
+      out = into == mfsdp::reduce_into::add ? out + sum : sum;
+    }
+  }
+  return e;
+}
+
+// All-reduce ignores the ranks of pieces, so their local offsets must differ.
+inline piece_map for_all_reduce(piece_map map) {
+  for (mfsdp::piece& p : map.pieces) p.local = map.full - p.full - p.count;
+  return map;
+}
+
+template <class C, class T>
+auto start_all_gather(C& collective, exchange<T>& e, std::string_view label) {
+  return collective.start_all_gather(std::span<const T>(e.input), std::span<T>(e.output),
+                                     std::span<const mfsdp::piece>(e.map->pieces), label);
+}
+template <class C, class T>
+auto start_reduce_scatter(C& collective, exchange<T>& e, mfsdp::reduce_into into,
+                          std::string_view label) {
+  return collective.start_reduce_scatter(std::span<const T>(e.input), std::span<T>(e.output),
+                                         std::span<const mfsdp::piece>(e.map->pieces), into, label);
+}
+template <class C, class T>
+auto start_all_reduce(C& collective, exchange<T>& e, mfsdp::reduce_into into,
+                      std::string_view label) {
+  return collective.start_all_reduce(std::span<const T>(e.input), std::span<T>(e.output),
+                                     std::span<const mfsdp::piece>(e.map->pieces), into, label);
+}
+
+// Waits and drains; says what is wrong.
+template <class Complain>
+void finish(auto request, const auto& exchange, std::string_view operation,
+            const Complain& complain) {
+  request.wait(soon());
+  request.drain(soon());
+  if (!request.test()) complain("test() is false after wait()");
+  if (const std::string what = exchange.verdict(operation); !what.empty()) complain(what);
+}
+
+template <class T, class World>
+void all_gather_conformance(World& world) {
+  const auto maps = piece_maps(world.size());
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    static_assert(mfsdp::AllGather<std::remove_cvref_t<decltype(collective)>, T>);
+    for (const piece_map& map : maps) {
+      auto e = all_gather_of<T>(collective, map);
+      finish(start_all_gather(collective, e, "gather"), e, "all-gather", complain);
+    }
+  });
+}
+
+template <class T, class World>
+void reduce_scatter_conformance(World& world) {
+  const auto maps = piece_maps(world.size());
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    static_assert(mfsdp::ReduceScatter<std::remove_cvref_t<decltype(collective)>, T>);
+    for (const piece_map& map : maps) {
+      for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
+        auto e = reduction_of<T>(collective, map, into, false);
+        finish(start_reduce_scatter(collective, e, into, "reduce"), e, "reduce-scatter", complain);
+      }
+    }
+  });
+}
+
+template <class T, class World>
+void all_reduce_conformance(World& world) {
+  const auto maps = piece_maps(world.size());
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    static_assert(mfsdp::AllReduce<std::remove_cvref_t<decltype(collective)>, T>);
+    for (const piece_map& original : maps) {
+      const piece_map map = for_all_reduce(original);
+      for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
+        auto e = reduction_of<T>(collective, map, into, true);
+        finish(start_all_reduce(collective, e, into, "sum"), e, "all-reduce", complain);
+      }
+    }
+  });
+}
+
+// Several operations of several kinds at once, waited for in an order that differs between ranks,
+// started through copies of one collective in turn.
+template <class World>
+void outstanding_conformance(World& world) {
+  using mfsdp::reduce_into;
+  const auto maps = piece_maps(world.size());
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    auto copy = collective;
+    for (const piece_map& map : maps) {
+      const piece_map everywhere = for_all_reduce(map);
+      auto gather = all_gather_of<float>(collective, map, 0);
+      auto scatter = reduction_of<float>(collective, map, reduce_into::add, false, 1);
+      auto sum = reduction_of<double>(collective, everywhere, reduce_into::write, true, 2);
+      auto words = all_gather_of<std::uint64_t>(collective, map, 3);
+      auto first = start_all_gather(collective, gather, "first");
+      auto second = start_reduce_scatter(copy, scatter, reduce_into::add, "second");
+      auto third = start_all_reduce(collective, sum, reduce_into::write, "third");
+      auto fourth = start_all_gather(copy, words, "fourth");
+      if (collective.rank() % 2 == 0) std::swap(first, fourth);
+      for (auto* request : {&third, &first, &fourth, &second}) request->wait(soon());
+      for (auto* request : {&first, &second, &third, &fourth}) request->drain(soon());
+      for (const std::string& what : {gather.verdict("all-gather"), sum.verdict("all-reduce"),
+                                      scatter.verdict("reduce-scatter"), words.verdict("words")}) {
+        if (!what.empty()) complain("interleaved " + what);
+      }
+    }
+  });
+}
+
+// Hundreds of operations outstanding, then as many one after the other.
+template <class World>
+void many_conformance(World& world) {
+  constexpr int count = 400;
+  piece_map map{"one element per rank"};
+  for (int rank = 0; rank < world.size(); ++rank) map.add(rank, 1);
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    std::vector<exchange<float>> exchanges;
+    for (int i = 0; i < count; ++i) {
+      exchanges.push_back(all_gather_of<float>(collective, map, i));
+    }
+    std::vector<typename std::remove_cvref_t<decltype(collective)>::request> requests;
+    for (auto& e : exchanges) requests.push_back(start_all_gather(collective, e, "outstanding"));
+    for (int i = 0; i < count; ++i) {
+      finish(std::move(requests[i]), exchanges[i], "one of many all-gathers", complain);
+    }
+    for (int i = 0; i < count; ++i) {
+      auto e = all_gather_of<float>(collective, map, i);
+      finish(start_all_gather(collective, e, "in a row"), e, "one all-gather in a row", complain);
+    }
+  });
+}
+
+// The input may be written after drain() and freed after the request, even while others are late.
+template <class World>
+void drain_conformance(World& world) {
+  constexpr int rounds = 20;
+  piece_map map{"even"};
+  for (int rank = 0; rank < world.size(); ++rank) map.add(rank, 2000);
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto be_late = [&](int round) {
+      if (round % collective.size() == collective.rank()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    };
+    for (int round = 0; round < rounds; ++round) {
+      auto e = all_gather_of<float>(collective, map, round);
+      auto request = start_all_gather(collective, e, "drained");
+      be_late(round);
+      request.wait(soon());
+      request.drain(soon());
+      std::ranges::fill(e.input, -1.0f);
+      e.untouched = e.input;
+      be_late(round + 1);
+      if (const std::string what = e.verdict("all-gather"); !what.empty()) complain(what);
+    }
+    for (int round = 0; round < rounds; ++round) {
+      auto e = all_gather_of<float>(collective, map, round);
+      {
+        const std::vector<float> input = std::exchange(e.input, e.untouched);
+        auto request = collective.start_all_gather(
+            std::span<const float>(input), std::span<float>(e.output),
+            std::span<const mfsdp::piece>(map.pieces), "destroyed after wait");
+        be_late(round);
+        request.wait(soon());
+      }
+      if (const std::string what = e.verdict("all-gather"); !what.empty()) complain(what);
+    }
+  });
+}
+
+// Requests that are only tested complete, too; requests move; one that never started is complete.
+template <class World>
+void request_conformance(World& world) {
+  const auto maps = piece_maps(world.size());
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    for (const piece_map& map : maps) {
+      auto e = all_gather_of<double>(collective, map);
+      typename std::remove_cvref_t<decltype(collective)>::request request;
+      if (!request.test()) complain("a request without operation is not complete");
+      request.wait(soon());
+      request.drain(soon());
+      request = start_all_gather(collective, e, "tested");
+      auto moved = std::move(request);
+      const mfsdp::deadline until = soon();
+      while (!moved.test() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      finish(std::move(moved), e, "tested all-gather", complain);
+    }
+  });
+}
+
+template <class World>
+void collective_conformance(World& world) {
+  all_gather_conformance<float>(world);
+  all_gather_conformance<double>(world);
+  all_gather_conformance<std::uint64_t>(world);
+  reduce_scatter_conformance<float>(world);
+  reduce_scatter_conformance<double>(world);
+  all_reduce_conformance<float>(world);
+  all_reduce_conformance<double>(world);
+  outstanding_conformance(world);
+  many_conformance(world);
+  drain_conformance(world);
+  request_conformance(world);
+}
+
+}  // namespace mfsdp_test

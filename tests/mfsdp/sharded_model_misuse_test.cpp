@@ -1,0 +1,228 @@
+// Every misuse is a named error that says what to do; nothing hangs and nothing is lost.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "support/toy_training.hpp"
+
+using namespace mfsdp;
+
+namespace {
+
+// Runs one call on every rank of a small model and returns rank 0's usage_error.
+template <class Call>
+std::string misuse(Call&& call, int ranks = 2, model_options options = {}) {
+  std::string message;
+  thread_world{ranks}.run([&](auto comm) {
+    sharded_model model{toy::odd_spec(), comm, owner_placement{}, toy::optimizers(), options};
+    model.initialize(toy::initialize);
+    try {
+      call(model);
+    } catch (const usage_error& e) {
+      if (comm.rank() == 0) message = e.what();
+    }
+  });
+  return message;
+}
+
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+template <class Model>
+void reduce_all(Model& model, std::optional<std::size_t> but = {}) {
+  for (const std::size_t unit : model.backward_order()) {
+    if (unit == but) continue;
+    const auto gradients = model.gradients(unit);
+    gradients.zero();
+    gradients.reduce();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("releasing a unit twice") {
+  CHECK(contains(misuse([](auto& model) {
+                   auto unit = model.acquire(0, pass::forward);
+                   unit.release();
+                   unit.release();
+                 }),
+                 "released its unit already"));
+}
+
+TEST_CASE("reading a unit after its release") {
+  CHECK(contains(misuse([](auto& model) {
+                   auto unit = model.acquire(0, pass::forward);
+                   unit.release();
+                   (void)unit[0];
+                 }),
+                 "released its unit already"));
+}
+
+TEST_CASE("a step while a unit is out") {
+  const auto message = misuse([](auto& model) {
+    reduce_all(model);
+    const auto unit = model.acquire(1, pass::forward);
+    model.step();
+  });
+  CHECK(contains(message, "step while unit 'block.0' is in use"));
+}
+
+TEST_CASE("a step after gradients that were handed out but not reduced") {
+  const auto message = misuse([](auto& model) {
+    reduce_all(model);
+    model.gradients(2).zero();
+    model.step();
+  });
+  CHECK(contains(message, "'block.1' were handed out but not reduced"));
+}
+
+TEST_CASE("a step without the gradient of a declared tensor") {
+  for (const std::size_t forgotten : {std::size_t{1}, std::size_t{4}}) {
+    const auto message = misuse([&](auto& model) {
+      reduce_all(model, forgotten);
+      model.step();
+    });
+    CHECK(contains(message, forgotten == 1 ? "'block.0' has no gradient in this step"
+                                           : "tied tensor 'embedding.tokens': unit 'head' has not"));
+  }
+  CHECK(contains(misuse([](auto& model) { model.clip(1.0); }), "has no gradient in this step"));
+}
+
+TEST_CASE("reducing a unit twice, or before its gradients were asked for") {
+  const auto message = misuse([](auto& model) {
+    const auto gradients = model.gradients(1);
+    gradients.zero();
+    gradients.reduce();
+    gradients.reduce();
+  });
+  CHECK(contains(message, "'block.0' are reduced twice"));
+}
+
+TEST_CASE("writing gradients after their reduction") {
+  const auto message = misuse([](auto& model) {
+    const auto gradients = model.gradients(1);
+    gradients.zero();
+    gradients.reduce();
+    (void)gradients["norm"];
+  });
+  CHECK(contains(message, "'block.0' are reduced and may not be written"));
+}
+
+TEST_CASE("three units' gradients open at once") {
+  const auto message = misuse([](auto& model) {
+    model.gradients(1).zero();
+    model.gradients(2).zero();
+    model.gradients(3).zero();
+  });
+  CHECK(contains(message, "gradients of 'block.2' were asked for while those of 'block.0' and "
+                          "'block.1' are not reduced"));
+}
+
+TEST_CASE("a gradient of another size") {
+  const std::vector<float> values(36, 1.0f);
+  CHECK(contains(misuse([&](auto& model) { model.gradients(1).put("norm", values); }),
+                 "gradient of 'block.0.norm' has 37 elements, not 36"));
+}
+
+TEST_CASE("unknown names and positions") {
+  CHECK(contains(misuse([](auto& model) { (void)model.acquire(1, pass::forward)["nrom"]; }),
+                 "unit 'block.0' has no tensor 'nrom'; it has 'norm' 'qkv'"));
+  CHECK(contains(misuse([](auto& model) { (void)model.acquire(1, pass::forward)[9]; }),
+                 "there is no tensor 9"));
+  CHECK(contains(misuse([](auto& model) { (void)model.acquire(77, pass::forward); }),
+                 "there is no unit 77; the model has 5"));
+  CHECK(contains(misuse([](auto& model) { (void)model.unit("block.9"); }), "no unit 'block.9'"));
+}
+
+TEST_CASE("more units in use than there are buffers") {
+  const auto message = misuse([](auto& model) {
+    const auto a = model.acquire(1, pass::forward);
+    const auto b = model.acquire(2, pass::forward);
+    const auto c = model.acquire(3, pass::forward);
+  });
+  CHECK(contains(message, "unit 'block.2' needs the buffer of unit 'block.0', which is not released"));
+  CHECK(misuse(
+            [](auto& model) {
+              const auto a = model.acquire(1, pass::forward);
+              const auto b = model.acquire(2, pass::forward);
+              const auto c = model.acquire(3, pass::forward);
+            },
+            2, {.prefetch = 2}) == "");
+}
+
+TEST_CASE("using a model before it has values, or setting them while a unit is in use") {
+  std::atomic<int> errors = 0;
+  thread_world{2}.run([&](auto comm) {
+    sharded_model model{toy::odd_spec(), comm, owner_placement{}, toy::optimizers()};
+    CHECK_THROWS_AS((void)model.acquire(0, pass::forward), usage_error);
+    ++errors;
+  });
+  CHECK(errors == 2);
+  CHECK(contains(misuse([](auto& model) {
+                   const auto unit = model.acquire(0, pass::forward);
+                   model.initialize(toy::initialize);
+                 }),
+                 "initialize while unit 'embedding' is in use"));
+}
+
+TEST_CASE("ranks with different plans") {
+  for (const int ranks : {2, 3, 5}) {
+    std::atomic<int> named = 0;
+    CHECK_THROWS_AS(thread_world{ranks}.run([&](auto comm) {
+      model_spec spec;
+      spec.unit("unit").matrix("weight", comm.rank() == 1 ? 8 : 4, 4);
+      try {
+        sharded_model model{spec, comm, owner_placement{}, toy::optimizers().matrix};
+      } catch (const plan_error& e) {
+        const std::string other = comm.rank() == 1 ? "than rank 0" : "than rank 1:";
+        if (contains(e.what(), other)) ++named;
+        throw;
+      }
+    }),
+                    plan_error);
+    CHECK(named == ranks);
+  }
+}
+
+TEST_CASE("options that make no sense") {
+  CHECK_THROWS_AS(misuse([](auto&) {}, 2, {.prefetch = -1}), spec_error);
+  CHECK_THROWS_AS(thread_world{0}, spec_error);
+}
+
+TEST_CASE("a norm that is not finite skips the step on all ranks alike and poisons nothing") {
+  for (const float bad : {std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()}) {
+    for (const int ranks : {1, 3}) {
+      std::vector<std::map<std::string, std::vector<float>>> after(static_cast<std::size_t>(ranks));
+      thread_world{ranks}.run([&](auto comm) {
+        sharded_model model{toy::odd_spec(), comm, owner_placement{}, toy::optimizers()};
+        model.initialize(toy::initialize);
+        const auto before = toy::read_parameters(model);
+        for (const std::size_t unit : model.backward_order()) {
+          const auto gradients = model.gradients(unit);
+          gradients.zero();
+          if (unit == 2 && comm.rank() == ranks - 1) gradients["norm"].flat()[3] = bad;
+          gradients.reduce();
+        }
+        CHECK(!std::isfinite(model.clip(1.0)));
+        const step_result skipped = model.step();
+        CHECK(skipped.skipped);
+        CHECK(skipped.step == 0);
+        CHECK(toy::read_parameters(model) == before);
+
+        // As if the bad step had never been.
+        std::vector<double> losses;
+        std::vector<double> norms;
+        toy::train(model, {}, losses, norms);
+        after[static_cast<std::size_t>(comm.rank())] = toy::read_parameters(model);
+      });
+      for (const auto& parameters : after) {
+        CHECK(parameters ==
+              toy::run_plain(toy::odd_spec(), toy::optimizers(), {.ranks = ranks}).parameters);
+      }
+    }
+  }
+}
