@@ -9,6 +9,7 @@ function(mfsdp_add_header_tests target)
   string(APPEND macros "#define min(a, b) ((a) < (b) ? (a) : (b))\n")
   string(APPEND macros "#define max(a, b) ((a) > (b) ? (a) : (b))\n")
 
+  set(sources)
   get_target_property(headers ${target} HEADER_SET)
   get_target_property(base ${target} HEADER_DIRS)
   foreach(header IN LISTS headers)

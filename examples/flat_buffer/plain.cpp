@@ -22,13 +22,12 @@
 #include "mfsdp/backend/eigen.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
 
-constexpr int V = 256, L = 3, T = 64;        // bytes, layers, tokens of a micro-batch
-constexpr int C = 64, CC = C * C;            // width, size of a square matrix
-constexpr int MICRO = 2;                     // micro-batches a step
-constexpr int EMBED = 0, HEAD = L + 1;       // units; 1 to L are the layers
-enum { TOKENS, POSITIONS };                  // tensors of the embedding,
-enum { NORM1, QKV, PROJ, NORM2, UP, DOWN };  // of a layer,
-enum { NORM, LOGITS };                       // of the head; LOGITS is TOKENS again
+constexpr int V = 256, C = 64, L = 3, T = 64;  // bytes, width, layers, tokens of a micro-batch
+constexpr int MICRO = 2;                       // micro-batches a step
+constexpr int EMBED = 0, HEAD = L + 1;         // units; 1 to L are the layers
+enum { TOKENS, POSITIONS };                    // tensors of the embedding,
+enum { NORM1, QKV, PROJ, NORM2, UP, DOWN };    // of a layer,
+enum { NORM, LOGITS };                         // of the head; LOGITS is TOKENS again
 
 using weights = std::span<const float* const>;  // the tensors of one unit
 using gradients = std::span<float* const>;
@@ -37,9 +36,10 @@ using buffer = std::vector<float>;
 
 // ---- Parameters: the embedding, the layers, the gain of the last norm.
 
+constexpr int CC = C * C;
 std::array<float*, 6> tensors_of(int unit, float* flat) {
-  float* p = flat + (V + T) * C + (unit - 1) * (12 * CC + 2 * C);
   if (unit == EMBED) return {flat, flat + V * C};
+  float* p = flat + (V + T) * C + (unit - 1) * (12 * CC + 2 * C);
   if (unit == HEAD) return {p, flat};
   return {p, p + C, p + C + 3 * CC, p + C + 4 * CC, p + 2 * C + 4 * CC, p + 2 * C + 8 * CC};
 }

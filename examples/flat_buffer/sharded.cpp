@@ -21,13 +21,12 @@
 
 #include "mfsdp/mfsdp.hpp"
 
-constexpr int V = 256, L = 3, T = 64;        // bytes, layers, tokens of a micro-batch
-constexpr int C = 64, CC = C * C;            // width, size of a square matrix
-constexpr int MICRO = 2;                     // micro-batches a step
-constexpr int EMBED = 0, HEAD = L + 1;       // units; 1 to L are the layers
-enum { TOKENS, POSITIONS };                  // tensors of the embedding,
-enum { NORM1, QKV, PROJ, NORM2, UP, DOWN };  // of a layer,
-enum { NORM, LOGITS };                       // of the head; LOGITS is TOKENS again
+constexpr int V = 256, C = 64, L = 3, T = 64;  // bytes, width, layers, tokens of a micro-batch
+constexpr int MICRO = 2;                       // micro-batches a step
+constexpr int EMBED = 0, HEAD = L + 1;         // units; 1 to L are the layers
+enum { TOKENS, POSITIONS };                    // tensors of the embedding,
+enum { NORM1, QKV, PROJ, NORM2, UP, DOWN };    // of a layer,
+enum { NORM, LOGITS };                         // of the head; LOGITS is TOKENS again
 
 using weights = std::span<const float* const>;  // the tensors of one unit
 using gradients = std::span<float* const>;

@@ -90,25 +90,9 @@ namespace detail {
 
 template <class Tensors, class Pointers>
 Tensors tensors_of(const Pointers& p) {
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return Tensors{p[I]...};
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return Tensors{p[i]...};
   }(std::make_index_sequence<sizeof(Tensors) / sizeof(void*)>{});
-}
-
-// A sum over ranks in rank order, equal on all of them.
-template <class Comm>
-double sum_over_ranks(Comm& comm, double mine) {
-  const std::vector<double> own{mine};
-  std::vector<double> all(static_cast<std::size_t>(comm.size()));
-  std::vector<mfsdp::piece> pieces;
-  for (int rank = 0; rank < comm.size(); ++rank) pieces.push_back({rank, rank, 0, 1});
-  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
-  auto request = comm.start_all_gather(std::span<const double>(own), std::span(all), pieces, "loss");
-  request.wait(until);
-  request.drain(until);
-  double sum = 0;
-  for (const double loss : all) sum += loss;
-  return sum;
 }
 
 // Linear warm-up, then a cosine to a tenth.
@@ -121,12 +105,11 @@ inline double schedule(const settings& how, int step) {
 }  // namespace detail
 
 // One rank's trainer. Nothing here keeps a parameter pointer between two units.
-template <class Comm, class Model>
+template <class Model>
 class trainer {
  public:
-  trainer(Comm comm, Model& model, const settings& how, const text& data)
-      : comm_(comm),
-        model_(model),
+  trainer(Model& model, const settings& how, const text& data)
+      : model_(model),
         how_(how),
         data_(data),
         local_(how.sequences / how.ranks),
@@ -140,7 +123,7 @@ class trainer {
     for (int i = 0; i < local_; ++i) {
       const auto at = static_cast<std::size_t>(i) * length;
       training_window(data_.training(), how_.seed, static_cast<std::uint64_t>(step),
-                      static_cast<std::uint64_t>(comm_.rank() * local_ + i),
+                      static_cast<std::uint64_t>(model_.rank() * local_ + i),
                       std::span(inputs_).subspan(at, length),
                       std::span(targets_).subspan(at, length));
     }
@@ -149,7 +132,7 @@ class trainer {
     backward();
     if (how_.clip > 0) model_.clip(how_.clip);
     model_.step(static_cast<float>(detail::schedule(how_, step)));
-    return detail::sum_over_ranks(comm_, loss) / count;
+    return model_.sum(loss) / count;
   }
 
   // The mean loss on fixed windows of the held-out text, shared out over the ranks.
@@ -162,7 +145,7 @@ class trainer {
       for (int i = 0; i < local_; ++i) {
         const auto at = static_cast<std::size_t>(i) * length;
         validation_window(data_.validation(),
-                          static_cast<std::size_t>(b * batch + comm_.rank() * local_ + i),
+                          static_cast<std::size_t>(b * batch + model_.rank() * local_ + i),
                           static_cast<std::size_t>(batches * batch),
                           std::span(inputs_).subspan(at, length),
                           std::span(targets_).subspan(at, length));
@@ -170,7 +153,7 @@ class trainer {
       loss += forward(mfsdp::pass::evaluate, 1);
     }
     const double count = static_cast<double>(batches) * batch * how_.shape.context;
-    return detail::sum_over_ranks(comm_, loss) / count;
+    return model_.sum(loss) / count;
   }
 
   // Continues a prompt on rank 0; the others only take part in the gathers.
@@ -184,7 +167,7 @@ class trainer {
       const auto window = std::span(tokens).last(std::min(tokens.size(), context));
       for (const std::size_t unit : model_.forward_order()) {
         const auto w = model_.acquire(unit, mfsdp::pass::evaluate);
-        if (comm_.rank() != 0) continue;
+        if (model_.rank() != 0) continue;
         if (unit == 0) {
           single.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()), window);
         } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
@@ -240,7 +223,6 @@ class trainer {
     }
   }
 
-  Comm comm_;
   Model& model_;
   const settings& how_;
   const text& data_;
@@ -268,7 +250,7 @@ outcome train_as(const settings& how, const text& data, Placement placement, Rul
       }
     });
 
-    trainer run(comm, model, how, data);
+    trainer run(model, how, data);
     const bool speaks = comm.rank() == 0;
     double seconds = 0;
     const int steps = how.stop_after > 0 ? std::min(how.stop_after, how.steps) : how.steps;

@@ -100,10 +100,10 @@ class initial_values {
     }
   }
 
-  double operator()(std::uint64_t index) const {
+  double operator()(std::uint64_t element) const {
     if (deviation_ == 0) return mean_;
-    const double radius = std::sqrt(-2 * std::log(uniform(2 * index)));
-    const double angle = 2 * std::numbers::pi * uniform(2 * index + 1);
+    const double radius = std::sqrt(-2 * std::log(uniform(2 * element)));
+    const double angle = 2 * std::numbers::pi * uniform(2 * element + 1);
     return mean_ + deviation_ * radius * std::cos(angle);
   }
 
@@ -133,7 +133,7 @@ class transformer {
   transformer(const transformer_shape& shape, int sequences)
       : shape_(checked(shape, sequences)),
         sequences_(sequences),
-        rows_(index{sequences} * shape.context),
+        rows_(index_t{sequences} * shape.context),
         score_scale_(T(1) / std::sqrt(static_cast<T>(shape.head_width()))),
         tokens_(static_cast<std::size_t>(rows_)),
         stream_(static_cast<std::size_t>(shape.layers) + 1, matrix(rows_, shape.width)),
@@ -159,8 +159,8 @@ class transformer {
       block.scale1.resize(rows_);
       block.scale2.resize(rows_);
     }
-    for (index position = 0; position < cosine_.rows(); ++position) {
-      for (index i = 0; i < cosine_.cols(); ++i) {
+    for (index_t position = 0; position < cosine_.rows(); ++position) {
+      for (index_t i = 0; i < cosine_.cols(); ++i) {
         const double depth = static_cast<double>(i) / static_cast<double>(cosine_.cols());
         const double angle = static_cast<double>(position) * std::pow(10000.0, -depth);
         cosine_(position, i) = static_cast<T>(std::cos(angle));
@@ -179,11 +179,11 @@ class transformer {
     check_vocabulary(tokens);
     std::fill(std::copy(tokens.begin(), tokens.end(), tokens_.begin()), tokens_.end(), 0);
     const auto table = weights(p.tokens, shape_.vocabulary, shape_.width);
-    for (index i = 0; i < rows_; ++i) stream_[0].row(i) = table.row(token(i));
+    for (index_t i = 0; i < rows_; ++i) stream_[0].row(i) = table.row(token(i));
   }
 
   void block_forward(int layer, const block_parameters<T>& p) {
-    const index width = shape_.width, mlp_width = shape_.mlp_width();
+    const index_t width = shape_.width, mlp_width = shape_.mlp_width();
     block_activations& block = blocks_.at(static_cast<std::size_t>(layer));
     const matrix& input = stream_[static_cast<std::size_t>(layer)];
     matrix& output = stream_[static_cast<std::size_t>(layer) + 1];
@@ -214,9 +214,9 @@ class transformer {
     const auto output = weights(p.output, shape_.vocabulary, shape_.width);
     logits_.noalias() = final_normed_ * output.transpose();
     double loss = 0;
-    for (index i = 0; i < rows_; ++i) {  // leaves d loss / d logits where the logits were
+    for (index_t i = 0; i < rows_; ++i) {  // leaves d loss / d logits where the logits were
       auto row = logits_.row(i).array();
-      const index target = targets[static_cast<std::size_t>(i)];
+      const index_t target = targets[static_cast<std::size_t>(i)];
       row -= row.maxCoeff();
       const T target_logit = row(target);
       row = row.exp();
@@ -241,7 +241,7 @@ class transformer {
   }
 
   void head_backward(const head_parameters<T>& p, const head_gradients<T>& g) {
-    const index width = shape_.width, vocabulary = shape_.vocabulary;
+    const index_t width = shape_.width, vocabulary = shape_.vocabulary;
     weights(g.output, vocabulary, width).noalias() = logits_.transpose() * final_normed_;
     d_narrow_.noalias() = logits_ * weights(p.output, vocabulary, width);
     d_stream_.setZero();
@@ -249,7 +249,7 @@ class transformer {
   }
 
   void block_backward(int layer, const block_parameters<T>& p, const block_gradients<T>& g) {
-    const index width = shape_.width, mlp_width = shape_.mlp_width();
+    const index_t width = shape_.width, mlp_width = shape_.mlp_width();
     const block_activations& block = blocks_.at(static_cast<std::size_t>(layer));
 
     weights(g.down, width, mlp_width).noalias() = d_stream_.transpose() * block.hidden;
@@ -273,11 +273,11 @@ class transformer {
   void embed_backward(const embedding_gradients<T>& g) {
     auto table = weights(g.tokens, shape_.vocabulary, shape_.width);
     table.setZero();
-    for (index i = 0; i < rows_; ++i) table.row(token(i)) += d_stream_.row(i);
+    for (index_t i = 0; i < rows_; ++i) table.row(token(i)) += d_stream_.row(i);
   }
 
  private:
-  using index = Eigen::Index;
+  using index_t = Eigen::Index;
   using matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   using column = Eigen::Matrix<T, Eigen::Dynamic, 1>;
   using row_array = Eigen::Array<T, 1, Eigen::Dynamic>;
@@ -313,16 +313,16 @@ class transformer {
     }
   }
 
-  static Eigen::Map<const matrix> weights(const T* data, index rows, index cols) {
+  static Eigen::Map<const matrix> weights(const T* data, index_t rows, index_t cols) {
     return {data, rows, cols};
   }
-  static Eigen::Map<matrix> weights(T* data, index rows, index cols) { return {data, rows, cols}; }
+  static Eigen::Map<matrix> weights(T* data, index_t rows, index_t cols) { return {data, rows, cols}; }
 
-  index token(index row) const { return tokens_[static_cast<std::size_t>(row)]; }
+  index_t token(index_t row) const { return tokens_[static_cast<std::size_t>(row)]; }
 
   void normalize(const matrix& x, const T* gain, column& scale, matrix& y) const {
     const Eigen::Map<const row_array> g(gain, x.cols());
-    for (index i = 0; i < x.rows(); ++i) {
+    for (index_t i = 0; i < x.rows(); ++i) {
       scale(i) = T(1) / std::sqrt(x.row(i).squaredNorm() / static_cast<T>(x.cols()) + epsilon());
       y.row(i).array() = x.row(i).array() * scale(i) * g;
     }
@@ -333,7 +333,7 @@ class transformer {
     const Eigen::Map<const row_array> g(gain, x.cols());
     Eigen::Map<row_array> dg(d_gain, x.cols());
     dg.setZero();
-    for (index i = 0; i < x.rows(); ++i) {
+    for (index_t i = 0; i < x.rows(); ++i) {
       const auto row = x.row(i).array();
       const auto dy = d_narrow_.row(i).array();
       const T s = scale(i);
@@ -346,9 +346,9 @@ class transformer {
   // Turns the queries and keys by their positions (direction 1), or back (-1).
   template <class Matrix>
   void rotate(Matrix& qkv, T direction) {
-    const index length = shape_.context, half = shape_.head_width() / 2;
-    for (index sequence = 0; sequence < sequences_; ++sequence) {
-      for (index head = 0; head < 2 * shape_.heads; ++head) {
+    const index_t length = shape_.context, half = shape_.head_width() / 2;
+    for (index_t sequence = 0; sequence < sequences_; ++sequence) {
+      for (index_t head = 0; head < 2 * shape_.heads; ++head) {
         auto a = qkv.block(sequence * length, 2 * head * half, length, half).array();
         auto b = qkv.block(sequence * length, (2 * head + 1) * half, length, half).array();
         rotated_ = a * cosine_ - direction * b * sine_;
@@ -359,22 +359,22 @@ class transformer {
   }
 
   void attend(block_activations& block) {
-    const index length = shape_.context, width = shape_.width, head_width = shape_.head_width();
-    for (index first = 0; first < rows_; first += length) {
-      for (index head = 0; head < shape_.heads; ++head) {
-        const index channel = head * head_width;
+    const index_t length = shape_.context, width = shape_.width, head_width = shape_.head_width();
+    for (index_t first = 0; first < rows_; first += length) {
+      for (index_t head = 0; head < shape_.heads; ++head) {
+        const index_t channel = head * head_width;
         const auto q = block.qkv.block(first, channel, length, head_width);
         const auto k = block.qkv.block(first, width + channel, length, head_width);
         const auto v = block.qkv.block(first, 2 * width + channel, length, head_width);
         auto o = block.attended.block(first, channel, length, head_width);
-        for (index query = 0; query < length; query += query_rows) {
-          const index queries = std::min<index>(query_rows, length - query);
-          const index keys = query + queries;
+        for (index_t query = 0; query < length; query += query_rows) {
+          const index_t queries = std::min<index_t>(query_rows, length - query);
+          const index_t keys = query + queries;
           auto scores = scores_.topLeftCorner(queries, keys);
           scores.noalias() = q.middleRows(query, queries) * k.topRows(keys).transpose();
-          for (index i = 0; i < queries; ++i) {
+          for (index_t i = 0; i < queries; ++i) {
             auto row = scores.row(i).array();
-            const index seen = query + i + 1;
+            const index_t seen = query + i + 1;
             const T top = row.head(seen).maxCoeff();
             // Clearing later keys afterwards is cheaper than an exponential with a ragged end.
             row = (score_scale_ * (row - top)).exp();
@@ -392,11 +392,11 @@ class transformer {
   // The gradient of block.attended is in d_narrow_.
   template <class Matrix>
   void attend_backward(const block_activations& block, Matrix& d_qkv) {
-    const index length = shape_.context, width = shape_.width, head_width = shape_.head_width();
+    const index_t length = shape_.context, width = shape_.width, head_width = shape_.head_width();
     d_qkv.rightCols(2 * width).setZero();  // keys and values collect from several query tiles
-    for (index first = 0; first < rows_; first += length) {
-      for (index head = 0; head < shape_.heads; ++head) {
-        const index channel = head * head_width;
+    for (index_t first = 0; first < rows_; first += length) {
+      for (index_t head = 0; head < shape_.heads; ++head) {
+        const index_t channel = head * head_width;
         const auto q = block.qkv.block(first, channel, length, head_width);
         const auto k = block.qkv.block(first, width + channel, length, head_width);
         const auto v = block.qkv.block(first, 2 * width + channel, length, head_width);
@@ -405,14 +405,14 @@ class transformer {
         auto d_q = d_qkv.block(first, channel, length, head_width);
         auto d_k = d_qkv.block(first, width + channel, length, head_width);
         auto d_v = d_qkv.block(first, 2 * width + channel, length, head_width);
-        for (index query = 0; query < length; query += query_rows) {
-          const index queries = std::min<index>(query_rows, length - query);
-          const index keys = query + queries;
+        for (index_t query = 0; query < length; query += query_rows) {
+          const index_t queries = std::min<index_t>(query_rows, length - query);
+          const index_t keys = query + queries;
           auto scores = scores_.topLeftCorner(queries, keys);
           auto d_scores = d_scores_.topLeftCorner(queries, keys);
           scores.noalias() = q.middleRows(query, queries) * k.topRows(keys).transpose();
           d_scores.noalias() = d_o.middleRows(query, queries) * v.topRows(keys).transpose();
-          for (index i = 0; i < queries; ++i) {
+          for (index_t i = 0; i < queries; ++i) {
             auto row = scores.row(i).array();
             auto d_row = d_scores.row(i).array();
             row = (score_scale_ * row - block.lse(first + query + i, head)).exp();
@@ -431,7 +431,7 @@ class transformer {
 
   transformer_shape shape_;
   int sequences_;
-  index rows_;  // sequences * context
+  index_t rows_;  // sequences * context
   T score_scale_;
 
   std::vector<std::uint8_t> tokens_;

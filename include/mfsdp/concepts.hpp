@@ -45,7 +45,7 @@ template <class B>
 concept Backend = std::copy_constructible<B> &&
                   requires(B backend, std::span<float> x, std::span<const float> y,
                            matrix_view<float> m, matrix_view<const float> n) {
-                    { backend.template allocate<float>(index{1}).span() } -> std::same_as<std::span<float>>;
+                    { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
                     backend.fill(x, 0.0f);
                     backend.copy(y, x);
                     backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
@@ -75,16 +75,16 @@ concept optimizer_whole_matrix = requires {
 };
 template <class O>
 concept optimizer_flops = requires(const O& o, matrix_shape s) {
-  { o.flops(s) } -> std::same_as<index>;
+  { o.flops(s) } -> std::same_as<index_t>;
 };
 template <class O>
 concept optimizer_state_sizes = requires(const O& o, matrix_shape s) {
   std::tuple_size<decltype(o.state_sizes(s))>::value;
-  { o.state_sizes(s)[0] } -> std::convertible_to<index>;
+  { o.state_sizes(s)[0] } -> std::convertible_to<index_t>;
 };
 template <class O>
 concept optimizer_workspace_size = requires(const O& o, matrix_shape s) {
-  { o.workspace_size(s) } -> std::same_as<index>;
+  { o.workspace_size(s) } -> std::same_as<index_t>;
 };
 
 template <class O, class T>
@@ -108,7 +108,7 @@ using state_spans = contract::state_spans<O, T>;
 //   name               for plans and reports
 //   whole_matrix       true if update needs the whole matrix; false if it works on any piece
 //   flops(shape)       arithmetic of one update, the planner's measure of time
-//   state_sizes(shape) elements of each state, zero at the start; std::array<index, number of states>
+//   state_sizes(shape) elements of each state, zero at the start; std::array<index_t, number of states>
 //   workspace_size(shape)   scratch elements of one update
 //   update(backend, state, parameter, gradient, context)   never writes the gradient; an elementwise
 //                      piece arrives as a 1 x n view

@@ -17,8 +17,16 @@ namespace mfsdp::inline MFSDP_ABI {
 // Where a tensor stands in the buffer of its group.
 struct tensor_slot {
   std::size_t group = 0;
-  index_t offset = 0;
+  index_t offset = 0;           // of its parameters
+  index_t gradient_offset = 0;  // of its gradient, unless frozen
   int optimizer = -1;  // index into plan::optimizers; -1: frozen
+};
+
+// The whole buffer of a group, the shard of it that each rank holds, and what connects them.
+struct buffer_layout {
+  index_t full_elements = 0;            // alignment gaps included
+  std::vector<index_t> shard_elements;  // of each rank, alignment gaps included
+  std::vector<piece> pieces;            // what a gather or a reduction moves
 };
 
 // Tensors that are gathered and reduced together: those of one unit, or one tied tensor, which is
@@ -28,10 +36,8 @@ struct transfer_group {
   std::vector<std::size_t> tensors;  // in order of registration
   bool held = false;
   bool resident = false;                // every rank holds all of it: nothing to gather
-  index_t full_elements = 0;            // of the buffer, alignment gaps included
-  std::vector<index_t> shard_elements;  // of each rank's shard, alignment gaps included
-  std::vector<piece> pieces;            // all tensors: what a gather moves; absent when resident
-  std::vector<piece> gradient_pieces;   // trainable tensors only: what a reduction moves
+  buffer_layout parameters{};           // nothing is moved when resident
+  buffer_layout gradients{};            // trainable tensors only
   std::vector<std::size_t> units;       // that use the group, in forward order
 };
 
@@ -41,7 +47,8 @@ struct local_segment {
   int rank = 0;
   index_t offset = 0;  // from the start of the item
   index_t count = 0;
-  index_t local = 0;  // offset in that rank's shard of the group
+  index_t local = 0;     // offset in that rank's shard of the group's parameters
+  index_t gradient = 0;  // offset in its shard of the group's gradients, unless frozen
 };
 
 struct plan {

@@ -107,36 +107,50 @@ inline void make_groups(plan& p) {
 //   resident
 inline void lay_out(plan& p) {
   make_groups(p);
+  const bool resident = p.replicated || p.ranks == 1;
   for (transfer_group& group : p.groups) {
-    group.resident = p.replicated || p.ranks == 1;
+    group.resident = resident;
     for (const std::size_t t : group.tensors) {
-      p.tensors[t].offset = group.full_elements;
-      group.full_elements += round_up(p.spec.tensors()[t].elements(), aligned_elements);
+      const index_t size = round_up(p.spec.tensors()[t].elements(), aligned_elements);
+      p.tensors[t].offset = std::exchange(group.parameters.full_elements,
+                                          group.parameters.full_elements + size);
+      if (p.tensors[t].optimizer < 0) continue;
+      p.tensors[t].gradient_offset = std::exchange(group.gradients.full_elements,
+                                                   group.gradients.full_elements + size);
     }
-    group.shard_elements.assign(static_cast<std::size_t>(p.ranks),
-                                group.resident ? group.full_elements : 0);
+    for (buffer_layout* layout : {&group.parameters, &group.gradients}) {
+      layout->shard_elements.assign(static_cast<std::size_t>(p.ranks),
+                                    resident ? layout->full_elements : 0);
+    }
   }
+  // Offset in the rank's shard of a segment that starts at `full` in the buffer.
+  const auto place = [&](buffer_layout& layout, const segment& s, index_t full) {
+    index_t& end = layout.shard_elements[static_cast<std::size_t>(s.rank)];
+    const index_t local = resident ? full : end;
+    if (!resident) end += round_up(s.count, aligned_elements);
+    layout.pieces.push_back({s.rank, full, local, s.count});
+    return local;
+  };
   for (std::size_t i = 0; i < p.items.size(); ++i) {
-    const tensor_slot& slot = p.tensors[p.items[i].tensor];
+    const placement_item& item = p.items[i];
+    const tensor_slot& slot = p.tensors[item.tensor];
     transfer_group& group = p.groups[slot.group];
     const auto add_segment = [&](const segment& s) {
-      const index_t full = slot.offset + p.items[i].offset + s.offset;
-      index_t& shard = group.shard_elements[static_cast<std::size_t>(s.rank)];
-      const index_t local = group.resident ? full : shard;
-      if (!group.resident) shard += round_up(s.count, aligned_elements);
-      p.local_segments.push_back({i, s.rank, s.offset, s.count, local});
-      const piece moved{s.rank, full, local, s.count};
-      if (!group.resident) group.pieces.push_back(moved);
-      if (slot.optimizer >= 0) group.gradient_pieces.push_back(moved);
+      local_segment& local = p.local_segments.emplace_back(local_segment{i, s.rank, s.offset, s.count});
+      local.local = place(group.parameters, s, slot.offset + item.offset + s.offset);
+      if (slot.optimizer < 0) return;
+      local.gradient = place(group.gradients, s, slot.gradient_offset + item.offset + s.offset);
     };
     for (const segment& s : p.segments[i]) add_segment(s);
-    if (p.replicated && p.items[i].elements() > 0) {
-      for (int rank = 0; rank < p.ranks; ++rank) add_segment({rank, 0, p.items[i].elements()});
+    if (p.replicated && item.elements() > 0) {
+      for (int rank = 0; rank < p.ranks; ++rank) add_segment({rank, 0, item.elements()});
     }
   }
   for (transfer_group& group : p.groups) {
-    group.pieces = coalesce(std::move(group.pieces));
-    group.gradient_pieces = coalesce(std::move(group.gradient_pieces));
+    if (resident) group.parameters.pieces.clear();
+    for (buffer_layout* layout : {&group.parameters, &group.gradients}) {
+      layout->pieces = coalesce(std::move(layout->pieces));
+    }
   }
 }
 

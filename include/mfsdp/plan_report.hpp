@@ -98,7 +98,7 @@ namespace detail {
   for (const transfer_group& group : p.groups) {
     group_load& load = result.emplace_back();
     std::vector<index_t> held(static_cast<std::size_t>(p.ranks));
-    for (const piece& moved : group.pieces)
+    for (const piece& moved : group.parameters.pieces)
       held[static_cast<std::size_t>(moved.rank)] += moved.count;
     for (const std::size_t t : group.tensors) load.elements += p.spec.tensors()[t].elements();
     load.largest = group.resident ? load.elements : *std::max_element(held.begin(), held.end());

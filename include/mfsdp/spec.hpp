@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,24 +39,24 @@ struct tensor_options {
   bool frozen = false;
   // Matrices only: the rows form this many equal groups, each a matrix of its own for planner and
   // optimizer (query, key and value of one fused projection), contiguous for the trainer.
-  index row_groups = 1;
+  index_t row_groups = 1;
 };
 
 struct tensor_spec {
   std::string name;  // "unit.tensor", unique in the model
-  std::vector<index> extents;
+  std::vector<index_t> extents;
   tensor_role role = tensor_role::elementwise;
   tensor_options options{};
   std::size_t unit = 0;
 
-  [[nodiscard]] index elements() const {
-    index product = 1;
-    for (const index extent : extents) product *= extent;
+  [[nodiscard]] index_t elements() const {
+    index_t product = 1;
+    for (const index_t extent : extents) product *= extent;
     return product;
   }
   [[nodiscard]] matrix_shape shape() const {
     if (extents.size() < 2) return {1, elements()};
-    const index rows = extents.front();
+    const index_t rows = extents.front();
     return {rows, rows == 0 ? 0 : elements() / rows};
   }
 };
@@ -78,13 +80,13 @@ class model_spec {
    public:
     // A weight of rows x cols (outputs x inputs). Errors: spec_error on a negative or overflowing
     // size, a repeated name, or row groups that do not divide the rows.
-    unit_builder& matrix(std::string_view name, index rows, index cols, tensor_options options = {}) {
+    unit_builder& matrix(std::string_view name, index_t rows, index_t cols, tensor_options options = {}) {
       return add(name, {rows, cols}, tensor_role::matrix, options);
     }
-    unit_builder& vector(std::string_view name, index elements, tensor_options options = {}) {
+    unit_builder& vector(std::string_view name, index_t elements, tensor_options options = {}) {
       return add(name, {elements}, tensor_role::vector, options);
     }
-    unit_builder& elementwise(std::string_view name, std::vector<index> extents,
+    unit_builder& elementwise(std::string_view name, std::vector<index_t> extents,
                               tensor_options options = {}) {
       return add(name, std::move(extents), tensor_role::elementwise, options);
     }
@@ -97,7 +99,7 @@ class model_spec {
                                      spec_->units_[unit_].name, name, target));
       }
       spec_->check_name(unit_, name);
-      spec_->units_[unit_].tensors.push_back({std::string(name), *tensor});
+      spec_->refer(unit_, name, *tensor);
       return *this;
     }
 
@@ -105,7 +107,7 @@ class model_spec {
     friend class model_spec;
     unit_builder(model_spec* spec, std::size_t unit) : spec_(spec), unit_(unit) {}
 
-    unit_builder& add(std::string_view name, std::vector<index> extents, tensor_role role,
+    unit_builder& add(std::string_view name, std::vector<index_t> extents, tensor_role role,
                       tensor_options options) {
       spec_->add_tensor(unit_, name, std::move(extents), role, options);
       return *this;
@@ -130,15 +132,8 @@ class model_spec {
 
   // The tensor with this full name ("unit.tensor"), by its first name or a tied one.
   [[nodiscard]] std::optional<std::size_t> find_tensor(std::string_view full_name) const {
-    for (const unit_spec& unit : units_) {
-      for (const tensor_reference& reference : unit.tensors) {
-        if (full_name.size() == unit.name.size() + 1 + reference.name.size() &&
-            full_name.starts_with(unit.name) && full_name[unit.name.size()] == '.' &&
-            full_name.ends_with(reference.name)) {
-          return reference.tensor;
-        }
-      }
-    }
+    const auto found = by_name_.find(full_name);
+    if (found != by_name_.end()) return found->second;
     return std::nullopt;
   }
 
@@ -162,41 +157,48 @@ class model_spec {
       }
     }
     const std::string full_name = fmt::format("{}.{}", units_[unit].name, name);
-    if (find_tensor(full_name)) {
+    if (by_name_.contains(full_name)) {
       throw spec_error(fmt::format("tensor name '{}' is declared twice in the model", full_name));
     }
   }
 
-  void add_tensor(std::size_t unit, std::string_view name, std::vector<index> extents,
+  void add_tensor(std::size_t unit, std::string_view name, std::vector<index_t> extents,
                   tensor_role role, tensor_options options) {
     check_name(unit, name);
     tensor_spec tensor{fmt::format("{}.{}", units_[unit].name, name), std::move(extents), role,
                        options, unit};
-    index product = 1;
-    for (const index extent : tensor.extents) {
+    index_t product = 1;
+    for (const index_t extent : tensor.extents) {
       if (extent < 0) {
         throw spec_error(fmt::format("tensor '{}' has the negative extent {}", tensor.name, extent));
       }
       // Divided by 64 so that bytes of parameter, gradient and optimizer state fit as well.
-      if (extent != 0 && product > std::numeric_limits<index>::max() / 64 / extent) {
+      if (extent != 0 && product > std::numeric_limits<index_t>::max() / 64 / extent) {
         throw spec_error(fmt::format("tensor '{}' has too many elements to count", tensor.name));
       }
       product *= extent;
     }
     if (options.row_groups != 1) {
       if (role != tensor_role::matrix || options.row_groups < 1 ||
+          options.row_groups > std::max<index_t>(1, tensor.extents[0]) ||
           tensor.extents[0] % options.row_groups != 0) {
         throw spec_error(fmt::format(
             "tensor '{}': {} row groups need a matrix whose rows they divide; it is a {} with {} rows",
             tensor.name, options.row_groups, to_string(role), tensor.shape().rows));
       }
     }
-    units_[unit].tensors.push_back({std::string(name), tensors_.size()});
+    refer(unit, name, tensors_.size());
     tensors_.push_back(std::move(tensor));
+  }
+
+  void refer(std::size_t unit, std::string_view name, std::size_t tensor) {
+    units_[unit].tensors.push_back({std::string(name), tensor});
+    by_name_.emplace(fmt::format("{}.{}", units_[unit].name, name), tensor);
   }
 
   std::vector<unit_spec> units_;
   std::vector<tensor_spec> tensors_;
+  std::map<std::string, std::size_t, std::less<>> by_name_;  // full and tied names
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -12,15 +12,14 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // Counts and offsets, in elements unless a name says bytes. Signed and 64 bits wide everywhere.
 using index_t = std::int64_t;
-using index = index_t;  // TRANSITION: to be removed
 
 // Rows and columns. A tensor of another rank is seen as (first extent, product of the others); a
 // piece of an elementwise tensor as (1, elements).
 struct matrix_shape {
-  index rows = 0;
-  index cols = 0;
+  index_t rows = 0;
+  index_t cols = 0;
 
-  [[nodiscard]] constexpr index elements() const { return rows * cols; }
+  [[nodiscard]] constexpr index_t elements() const { return rows * cols; }
   friend constexpr bool operator==(matrix_shape, matrix_shape) = default;
 };
 
@@ -29,7 +28,7 @@ template <class T>
 class matrix_view {
  public:
   constexpr matrix_view() = default;
-  constexpr matrix_view(T* data, index rows, index cols) : data_(data), shape_{rows, cols} {}
+  constexpr matrix_view(T* data, index_t rows, index_t cols) : data_(data), shape_{rows, cols} {}
   constexpr matrix_view(T* data, matrix_shape shape) : data_(data), shape_(shape) {}
 
   // A view of mutable elements is a view of constant ones.
@@ -40,9 +39,9 @@ class matrix_view {
   }
 
   [[nodiscard]] constexpr T* data() const { return data_; }
-  [[nodiscard]] constexpr index rows() const { return shape_.rows; }
-  [[nodiscard]] constexpr index cols() const { return shape_.cols; }
-  [[nodiscard]] constexpr index size() const { return shape_.elements(); }
+  [[nodiscard]] constexpr index_t rows() const { return shape_.rows; }
+  [[nodiscard]] constexpr index_t cols() const { return shape_.cols; }
+  [[nodiscard]] constexpr index_t size() const { return shape_.elements(); }
   [[nodiscard]] constexpr matrix_shape shape() const { return shape_; }
   [[nodiscard]] constexpr std::span<T> flat() const {
     return {data_, static_cast<std::size_t>(size())};
@@ -55,7 +54,7 @@ class matrix_view {
 
 // A part of a span, with signed offsets.
 template <class T>
-[[nodiscard]] constexpr std::span<T> slice(std::span<T> all, index offset, index count) {
+[[nodiscard]] constexpr std::span<T> slice(std::span<T> all, index_t offset, index_t count) {
   return all.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count));
 }
 

@@ -8,5 +8,5 @@ struct almost_an_optimizer {
 
 #ifdef MFSDP_COMPILE_FAIL
 static_assert(mfsdp::contract::optimizer_flops<almost_an_optimizer>,
-              "an Optimizer has flops(matrix_shape) -> index");
+              "an Optimizer has flops(matrix_shape) -> index_t");
 #endif

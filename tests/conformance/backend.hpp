@@ -19,7 +19,7 @@ namespace mfsdp_test {
 
 // A smooth, sign-changing sequence without repetition.
 template <class T>
-T sample(mfsdp::index i, double phase = 0.0) {
+T sample(mfsdp::index_t i, double phase = 0.0) {
   return static_cast<T>(std::sin(0.7 + 1.3 * static_cast<double>(i) + phase));
 }
 
@@ -31,7 +31,7 @@ bool same_bits(std::span<const T> a, std::span<const T> b) {
 
 template <class T, class B>
 void allocation_conformance(B& backend) {
-  for (const mfsdp::index size : {0, 1, 63, 64, 1000}) {
+  for (const mfsdp::index_t size : {0, 1, 63, 64, 1000}) {
     auto buffer = backend.template allocate<T>(size);
     CHECK(std::ssize(buffer.span()) == size);
     CHECK(reinterpret_cast<std::uintptr_t>(buffer.span().data()) % mfsdp::storage_alignment == 0);
@@ -53,13 +53,13 @@ void allocation_conformance(B& backend) {
 // other memory of the same alignment.
 template <class T, class B>
 void multiply_conformance(B& backend) {
-  using mfsdp::index, mfsdp::transpose;
-  const auto multiply = [&](index m, index n, index k, transpose op_a, transpose op_b, T beta) {
+  using mfsdp::index_t, mfsdp::transpose;
+  const auto multiply = [&](index_t m, index_t n, index_t k, transpose op_a, transpose op_b, T beta) {
     auto a = backend.template allocate<T>(m * k);
     auto b = backend.template allocate<T>(k * n);
     auto c = backend.template allocate<T>(m * n);
-    for (index i = 0; i < m * k; ++i) a.span()[i] = sample<T>(i);
-    for (index i = 0; i < k * n; ++i) b.span()[i] = sample<T>(i, 1.0);
+    for (index_t i = 0; i < m * k; ++i) a.span()[i] = sample<T>(i);
+    for (index_t i = 0; i < k * n; ++i) b.span()[i] = sample<T>(i, 1.0);
     // What beta = 0 must not read.
     backend.fill(c.span(), beta == T(0) ? std::numeric_limits<T>::quiet_NaN() : T(2));
     const bool flip_a = op_a == transpose::yes;
@@ -69,10 +69,10 @@ void multiply_conformance(B& backend) {
         mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n), op_b, beta,
         mfsdp::matrix_view<T>(c.span().data(), m, n));
     double error = 0;
-    for (index i = 0; i < m; ++i) {
-      for (index j = 0; j < n; ++j) {
+    for (index_t i = 0; i < m; ++i) {
+      for (index_t j = 0; j < n; ++j) {
         double sum = 0;
-        for (index l = 0; l < k; ++l) {
+        for (index_t l = 0; l < k; ++l) {
           sum += static_cast<double>(a.span()[flip_a ? l * m + i : i * k + l]) *
                  static_cast<double>(b.span()[flip_b ? j * k + l : l * n + j]);
         }
@@ -84,7 +84,7 @@ void multiply_conformance(B& backend) {
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
     return c;
   };
-  const std::vector<std::vector<index>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},    {3, 4, 5},
+  const std::vector<std::vector<index_t>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},    {3, 4, 5},
                                                   {16, 1, 1}, {17, 33, 70}, {64, 64, 64}, {4, 3, 0},
                                                   {0, 3, 2},  {5, 0, 2},    {40, 70, 300}};
   for (const auto& shape : shapes) {
@@ -110,12 +110,12 @@ void transform_conformance(B& backend) {
     a = T(0.9) * a + T(0.1) * c;
     b = b / (sqrt(c * c) + T(1e-3)) - a * c;
   };
-  constexpr mfsdp::index sizes = 300;
+  constexpr mfsdp::index_t sizes = 300;
   auto a = backend.template allocate<T>(sizes + 2);
   auto b = backend.template allocate<T>(sizes + 2);
   auto c = backend.template allocate<T>(sizes + 2);
   std::vector<T> alone_a, alone_b;
-  for (mfsdp::index i = 0; i < sizes; ++i) {
+  for (mfsdp::index_t i = 0; i < sizes; ++i) {
     a.span()[0] = sample<T>(i);
     b.span()[0] = sample<T>(i, 1.0);
     c.span()[0] = sample<T>(i, 2.0);
@@ -126,9 +126,9 @@ void transform_conformance(B& backend) {
   }
   bool each_alone = true;
   bool contained = true;
-  for (mfsdp::index size = 0; size <= sizes; ++size) {
-    for (const mfsdp::index offset : {0, 1}) {
-      for (mfsdp::index i = 0; i < sizes + 2; ++i) {
+  for (mfsdp::index_t size = 0; size <= sizes; ++size) {
+    for (const mfsdp::index_t offset : {0, 1}) {
+      for (mfsdp::index_t i = 0; i < sizes + 2; ++i) {
         a.span()[i] = sample<T>(i - offset);
         b.span()[i] = sample<T>(i - offset, 1.0);
         c.span()[i] = sample<T>(i - offset, 2.0);
@@ -152,14 +152,14 @@ void transform_conformance(B& backend) {
 // Right, in double, in blocks from the start, and blind to alignment.
 template <class T, class B>
 void sum_of_squares_conformance(B& backend) {
-  constexpr mfsdp::index block = mfsdp::block_elements;
-  for (const mfsdp::index size : {mfsdp::index{0}, mfsdp::index{1}, mfsdp::index{7},
-                                  mfsdp::index{9}, block - 1, block, block + 1, 3 * block + 77}) {
+  constexpr mfsdp::index_t block = mfsdp::block_elements;
+  for (const mfsdp::index_t size : {mfsdp::index_t{0}, mfsdp::index_t{1}, mfsdp::index_t{7},
+                                  mfsdp::index_t{9}, block - 1, block, block + 1, 3 * block + 77}) {
     CAPTURE(size);
     auto x = backend.template allocate<T>(size);
     auto shifted = backend.template allocate<T>(size + 1);
     double expected = 0;
-    for (mfsdp::index i = 0; i < size; ++i) {
+    for (mfsdp::index_t i = 0; i < size; ++i) {
       x.span()[i] = shifted.span()[i + 1] = sample<T>(i);
       expected += static_cast<double>(x.span()[i]) * static_cast<double>(x.span()[i]);
     }
@@ -168,7 +168,7 @@ void sum_of_squares_conformance(B& backend) {
     CHECK(sum == doctest::Approx(expected).epsilon(1e-13));
     CHECK(sum == backend.sum_of_squares(std::span<const T>(shifted.span()).subspan(1)));
     double by_blocks = 0;
-    for (mfsdp::index at = 0; at < size; at += block) {
+    for (mfsdp::index_t at = 0; at < size; at += block) {
       by_blocks += backend.sum_of_squares(mfsdp::slice(all, at, std::min(block, size - at)));
     }
     CHECK(sum == by_blocks);

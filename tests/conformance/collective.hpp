@@ -7,7 +7,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <concepts>
@@ -18,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -52,8 +52,8 @@ std::vector<T> elements(mfsdp::index_t count, int rank, int round = 0) {
 // Pieces with gaps between them, in both buffers.
 struct piece_map {
   std::string name;
-  mfsdp::index_t full = 0;                // elements of the unit buffer
-  mfsdp::index_t local = 0;               // elements of the largest shard
+  mfsdp::index_t full = 0;   // elements of the unit buffer
+  mfsdp::index_t local = 0;  // elements of the largest shard
   std::vector<mfsdp::piece> pieces{};
 
   void add(int rank, mfsdp::index_t count) {
@@ -139,8 +139,11 @@ struct exchange {
 
 template <class T, class C>
 exchange<T> all_gather_of(const C& collective, const piece_map& map, int round = 0) {
-  exchange<T> e{&map, elements<T>(map.local, collective.rank(), round),
-                elements<T>(map.full, collective.rank(), round + 1), {}, {}};
+  exchange<T> e{&map,
+                elements<T>(map.local, collective.rank(), round),
+                elements<T>(map.full, collective.rank(), round + 1),
+                {},
+                {}};
   e.untouched = e.input;
   e.expected = e.output;
   for (const mfsdp::piece& p : map.pieces) {
@@ -154,8 +157,11 @@ exchange<T> all_gather_of(const C& collective, const piece_map& map, int round =
 template <class T, class C>
 exchange<T> reduction_of(const C& collective, const piece_map& map, mfsdp::reduce_into into,
                          bool everywhere, int round = 0) {
-  exchange<T> e{&map, elements<T>(map.full, collective.rank(), round),
-                elements<T>(everywhere ? map.full : map.local, collective.rank(), round + 1), {}, {}};
+  exchange<T> e{&map,
+                elements<T>(map.full, collective.rank(), round),
+                elements<T>(everywhere ? map.full : map.local, collective.rank(), round + 1),
+                {},
+                {}};
   e.untouched = e.input;
   e.expected = e.output;
   for (const mfsdp::piece& p : map.pieces) {

@@ -27,7 +27,7 @@ template <class T, class O, class B>
 class optimizer_bench {
  public:
   // `shift` elements past storage_alignment stand parameter and gradient.
-  optimizer_bench(const O& optimizer, B& backend, mfsdp::matrix_shape shape, mfsdp::index shift = 0)
+  optimizer_bench(const O& optimizer, B& backend, mfsdp::matrix_shape shape, mfsdp::index_t shift = 0)
       : optimizer_(optimizer),
         backend_(backend),
         shape_(shape),
@@ -35,10 +35,10 @@ class optimizer_bench {
         parameter_(make(shape.elements() + shift)),
         gradient_(make(shape.elements() + shift)),
         workspace_(make(optimizer.workspace_size(shape))) {
-    for (mfsdp::index i = 0; i < shape.elements(); ++i) {
+    for (mfsdp::index_t i = 0; i < shape.elements(); ++i) {
       parameter()[i] = static_cast<T>(0.5 * std::cos(0.3 + 0.9 * static_cast<double>(i)));
     }
-    for (const mfsdp::index size : optimizer.state_sizes(shape)) {
+    for (const mfsdp::index_t size : optimizer.state_sizes(shape)) {
       states_.push_back(make(size));
       backend.fill(mfsdp::slice(states_.back().span(), 0, size), T(0));
     }
@@ -52,7 +52,7 @@ class optimizer_bench {
   // One update with a gradient of this size; false if it wrote the gradient or past its spans.
   bool update(std::int64_t step, double gradient_scale = 1, T rate = 1, T workspace = T(0)) {
     const auto gradient = mfsdp::slice(gradient_.span(), shift_, shape_.elements());
-    for (mfsdp::index i = 0; i < shape_.elements(); ++i) {
+    for (mfsdp::index_t i = 0; i < shape_.elements(); ++i) {
       const double x = static_cast<double>(i);
       gradient[i] = static_cast<T>(gradient_scale *
                                    std::sin(0.8 + 2.3 * x + 0.7 * static_cast<double>(step)));
@@ -72,10 +72,10 @@ class optimizer_bench {
   }
 
  private:
-  static constexpr mfsdp::index guard = 64;
+  static constexpr mfsdp::index_t guard = 64;
   static constexpr T mark = T(12345);
 
-  auto make(mfsdp::index size) const {
+  auto make(mfsdp::index_t size) const {
     auto buffer = backend_.template allocate<T>(size + guard);
     backend_.fill(buffer.span(), mark);
     return buffer;
@@ -89,7 +89,7 @@ class optimizer_bench {
   O optimizer_;
   B& backend_;
   mfsdp::matrix_shape shape_;
-  mfsdp::index shift_;
+  mfsdp::index_t shift_;
   memory parameter_, gradient_, workspace_;
   std::vector<memory> states_;
 };
@@ -121,7 +121,7 @@ void optimizer_conformance_on(const O& optimizer, B& backend, mfsdp::matrix_shap
   CHECK(optimizer.flops(shape) >= 0);
   CHECK(optimizer.workspace_size(shape) >= 0);
   CHECK(optimizer.workspace_size(shape) == optimizer.workspace_size(shape));
-  for (const mfsdp::index size : optimizer.state_sizes(shape)) CHECK(size >= 0);
+  for (const mfsdp::index_t size : optimizer.state_sizes(shape)) CHECK(size >= 0);
 
   // The same bits again, whatever the workspace holds and wherever parameter and gradient stand.
   bench first(optimizer, backend, shape);
@@ -157,9 +157,9 @@ void optimizer_conformance_on(const O& optimizer, B& backend, mfsdp::matrix_shap
 // For rules that work on any piece: every cut gives the bits of the whole.
 template <class T, class O, class B>
 void piecewise_conformance(const O& optimizer, B& backend) {
-  constexpr mfsdp::index size = 2500;
+  constexpr mfsdp::index_t size = 2500;
   constexpr std::size_t states = std::tuple_size_v<mfsdp::state_spans<O, T>>;
-  const auto train = [&](std::vector<mfsdp::index> cuts) {
+  const auto train = [&](std::vector<mfsdp::index_t> cuts) {
     std::vector<T> parameter(size), gradient(size);
     std::array<std::vector<T>, states> state;
     state.fill(std::vector<T>(size, T(0)));
@@ -172,8 +172,8 @@ void piecewise_conformance(const O& optimizer, B& backend) {
         gradient[i] = static_cast<T>(
             std::sin(2.3 * static_cast<double>(i + 1) * 0.7 * static_cast<double>(step)));
       }
-      mfsdp::index from = 0;
-      for (const mfsdp::index to : cuts) {
+      mfsdp::index_t from = 0;
+      for (const mfsdp::index_t to : cuts) {
         const mfsdp::matrix_shape shape{1, to - from};
         auto workspace = backend.template allocate<T>(optimizer.workspace_size(shape));
         mfsdp::state_spans<O, T> spans;

@@ -101,13 +101,13 @@ void check_plan(const mfsdp::model_spec& spec, int ranks, const P& placement) {
         CHECK(s.local % 16 == 0);
       }
       end[rank] = s.local + s.count;
-      CHECK(end[rank] <= group.shard_elements[rank]);
+      CHECK(end[rank] <= group.parameters.shard_elements[rank]);
     }
     mfsdp::index_t moved = 0;
     mfsdp::index_t last = -1;
-    for (const mfsdp::piece& p : group.pieces) {
+    for (const mfsdp::piece& p : group.parameters.pieces) {
       CHECK(p.full > last);
-      CHECK(p.full + p.count <= group.full_elements);
+      CHECK(p.full + p.count <= group.parameters.full_elements);
       moved += p.count;
       last = p.full;
     }

@@ -226,7 +226,7 @@ TEST_CASE("a token costs six operations per parameter, and its attention") {
   CHECK(training_flops_per_token(shape) == 6 * parameters + 6 * 4 * 128. * 128);
 }
 
-TEST_CASE("an initial value depends on seed, tensor and index only") {
+TEST_CASE("an initial value depends on seed, tensor and index_t only") {
   const initial_values whole(small, "block.1.qkv", 7), part(small, "block.1.qkv", 7);
   std::vector<double> values;
   for (std::uint64_t i = 0; i < 20000; ++i) values.push_back(whole(i));

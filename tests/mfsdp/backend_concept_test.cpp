@@ -5,7 +5,7 @@
 
 namespace {
 
-using mfsdp::index, mfsdp::matrix_view, mfsdp::transpose, mfsdp::Backend;
+using mfsdp::index_t, mfsdp::matrix_view, mfsdp::transpose, mfsdp::Backend;
 
 template <class T>
 struct memory {
@@ -15,7 +15,7 @@ struct memory {
 // The archetype's members, one at a time, so that a mutant can leave one out or change it.
 struct with_allocate {
   template <class T>
-  memory<T> allocate(index);
+  memory<T> allocate(index_t);
 };
 struct with_fill {
   void fill(std::span<float>, float);
@@ -57,7 +57,7 @@ struct constant_memory {
 };
 struct constant_allocate {
   template <class T>
-  constant_memory<T> allocate(index);
+  constant_memory<T> allocate(index_t);
 };
 struct constant_fill {
   void fill(std::span<const double>, float);

@@ -8,7 +8,7 @@
 
 namespace {
 
-using mfsdp::index, mfsdp::matrix_shape, mfsdp::matrix_view, mfsdp::Optimizer;
+using mfsdp::index_t, mfsdp::matrix_shape, mfsdp::matrix_view, mfsdp::Optimizer;
 using mfsdp::update_context, mfsdp::UpdatesOn;
 
 struct backend_archetype {};
@@ -21,13 +21,13 @@ struct with_whole_matrix {
   static constexpr bool whole_matrix = false;
 };
 struct with_flops {
-  index flops(matrix_shape) const;
+  index_t flops(matrix_shape) const;
 };
 struct with_state_sizes {
-  std::array<index, 1> state_sizes(matrix_shape) const;
+  std::array<index_t, 1> state_sizes(matrix_shape) const;
 };
 struct with_workspace {
-  index workspace_size(matrix_shape) const;
+  index_t workspace_size(matrix_shape) const;
 };
 struct with_update {
   void update(backend_archetype&, const std::array<std::span<float>, 1>&, matrix_view<float>,
@@ -61,10 +61,10 @@ struct float_flops {
   double flops(matrix_shape) const;
 };
 struct mutable_flops {
-  index flops(matrix_shape);
+  index_t flops(matrix_shape);
 };
 struct dynamic_states {
-  std::span<const index> state_sizes(matrix_shape) const;
+  std::span<const index_t> state_sizes(matrix_shape) const;
 };
 struct narrow_workspace {
   int workspace_size(matrix_shape) const;

@@ -147,13 +147,13 @@ TEST_CASE("buffers and shards are aligned, and neighbours move as one piece") {
   const mfsdp::transfer_group& group = p.groups.at(0);
   CHECK(p.tensors[1].offset == 32);
   CHECK(p.tensors[2].offset == 48);
-  CHECK(group.full_elements == 64);
+  CHECK(group.parameters.full_elements == 64);
   CHECK(!group.resident);
-  CHECK(group.shard_elements == std::vector<index_t>{32, 32});
-  CHECK(group.pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}, {1, 48, 16, 16}});
-  CHECK(group.gradient_pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}});
+  CHECK(group.parameters.shard_elements == std::vector<index_t>{32, 32});
+  CHECK(group.parameters.pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}, {1, 48, 16, 16}});
+  CHECK(group.gradients.pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}});
   CHECK(p.local_segments.at(3).local == 16);
-  CHECK(mfsdp::elements_of(group.pieces, 1) == 31);
+  CHECK(mfsdp::elements_of(group.parameters.pieces, 1) == 31);
 }
 
 TEST_CASE("one rank holds everything where the buffer has it") {
@@ -162,8 +162,8 @@ TEST_CASE("one rank holds everything where the buffer has it") {
   const plan p = make_plan(spec, 1, owner_placement{}, fakes::by_role{});
   const mfsdp::transfer_group& group = p.groups.at(0);
   CHECK(group.resident);
-  CHECK(group.pieces.empty());
-  CHECK(group.gradient_pieces == std::vector<piece>{{0, 0, 0, 18}, {0, 32, 32, 5}});
+  CHECK(group.parameters.pieces.empty());
+  CHECK(group.gradients.pieces == std::vector<piece>{{0, 0, 0, 18}, {0, 32, 32, 5}});
   CHECK(p.local_segments.at(1).local == 6);
   CHECK(p.local_segments.at(3).local == 32);
 }
@@ -255,9 +255,9 @@ TEST_CASE("text and back") {
     CHECK(parsed.local_segments.size() == original.local_segments.size());
     REQUIRE(parsed.groups.size() == original.groups.size());
     for (std::size_t g = 0; g < parsed.groups.size(); ++g) {
-      CHECK(parsed.groups[g].pieces == original.groups[g].pieces);
-      CHECK(parsed.groups[g].gradient_pieces == original.groups[g].gradient_pieces);
-      CHECK(parsed.groups[g].shard_elements == original.groups[g].shard_elements);
+      CHECK(parsed.groups[g].parameters.pieces == original.groups[g].parameters.pieces);
+      CHECK(parsed.groups[g].gradients.pieces == original.groups[g].gradients.pieces);
+      CHECK(parsed.groups[g].parameters.shard_elements == original.groups[g].parameters.shard_elements);
     }
   };
   std::mt19937 random(7);

@@ -213,9 +213,9 @@ TEST_CASE("the next unit's gather starts before this one is released") {
     at = position(event::release, "head", at + 1);  // the end of forward
     REQUIRE(at < trace.size());
     for (std::size_t u = units.size() - 1; u-- > 0;) {
-      CHECK(position(event::gather_start, units[u].name, at) <
-            position(event::release, units[u + 1].name, at));
-      at = position(event::release, units[u + 1].name, at);
+      CHECK(position(event::gather_start, units[u].name, at + 1) <
+            position(event::release, units[u + 1].name, at + 1));
+      at = position(event::release, units[u + 1].name, at + 1);
     }
   });
 }

@@ -25,7 +25,7 @@ template <class T>
 class host_buffer {
  public:
   host_buffer() = default;
-  explicit host_buffer(index elements)
+  explicit host_buffer(index_t elements)
       : size_(static_cast<std::size_t>(elements)),
         data_(static_cast<T*>(::operator new(size_ * sizeof(T), alignment))) {
     if constexpr (checked && std::numeric_limits<T>::has_quiet_NaN) {
@@ -51,7 +51,7 @@ class host_buffer {
 class eigen_backend {
  public:
   template <class T>
-  [[nodiscard]] host_buffer<T> allocate(index elements) const {
+  [[nodiscard]] host_buffer<T> allocate(index_t elements) const {
     return host_buffer<T>(elements);
   }
 
@@ -168,7 +168,7 @@ class eigen_backend {
     for (std::size_t at = 0; at < x.size(); at += lanes) {
       const T* p = x.data() + at;
       if (at + lanes > x.size()) {
-        std::copy(x.begin() + static_cast<index>(at), x.end(), tail.begin());
+        std::copy(x.begin() + static_cast<index_t>(at), x.end(), tail.begin());
         p = tail.data();
       }
       for (std::size_t i = 0; i < lanes; ++i) {

@@ -106,7 +106,12 @@ class thread_board {
   // Waits until no rank needs the input of this operation any more.
   void drain(int rank, std::int64_t number, deadline until) {
     std::unique_lock lock(mutex_);
-    await(lock, rank, number, until, [&](int other) { return finished(number, other); });
+    const auto done = [&](int other) { return finished(number, other); };
+    // What is over is over, even if a rank has failed since.
+    if (!changed_.wait_until(lock, until,
+                             [&] { return drained(number) || poll(rank, number, done); })) {
+      give_up(rank, overdue(number, rank, done));
+    }
   }
 
   // Makes the memory behind a request safe to free, whatever state the world is in.

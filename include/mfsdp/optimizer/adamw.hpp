@@ -30,11 +30,11 @@ struct adamw {
   static constexpr std::string_view name = "adamw";
   static constexpr bool whole_matrix = false;
 
-  [[nodiscard]] constexpr index flops(matrix_shape shape) const { return 14 * shape.elements(); }
-  [[nodiscard]] constexpr std::array<index, 2> state_sizes(matrix_shape shape) const {
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return 14 * shape.elements(); }
+  [[nodiscard]] constexpr std::array<index_t, 2> state_sizes(matrix_shape shape) const {
     return {shape.elements(), shape.elements()};
   }
-  [[nodiscard]] constexpr index workspace_size(matrix_shape) const { return 0; }
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape) const { return 0; }
 
   template <Backend B, class T>
   void update(B& backend, const std::array<std::span<T>, 2>& state, matrix_view<T> parameter,

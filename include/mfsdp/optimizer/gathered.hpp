@@ -33,11 +33,11 @@ struct gathered {
   static constexpr bool whole_matrix = true;
   static constexpr bool gathers = true;
 
-  [[nodiscard]] constexpr index flops(matrix_shape shape) const { return inner.flops(shape); }
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return inner.flops(shape); }
   [[nodiscard]] constexpr auto state_sizes(matrix_shape shape) const {
     return inner.state_sizes(shape);
   }
-  [[nodiscard]] constexpr index workspace_size(matrix_shape shape) const {
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     return inner.workspace_size(shape);
   }
 

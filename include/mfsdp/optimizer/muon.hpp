@@ -36,13 +36,13 @@ struct muon {
   static constexpr std::string_view name = "muon";
   static constexpr bool whole_matrix = true;
 
-  [[nodiscard]] constexpr index flops(matrix_shape shape) const {
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     return newton_schulz_flops(shape, steps) + 13 * shape.elements();
   }
-  [[nodiscard]] constexpr std::array<index, 1> state_sizes(matrix_shape shape) const {
+  [[nodiscard]] constexpr std::array<index_t, 1> state_sizes(matrix_shape shape) const {
     return {shape.elements()};
   }
-  [[nodiscard]] constexpr index workspace_size(matrix_shape shape) const {
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     return detail::workspace_part(shape.elements()) + newton_schulz_workspace(shape);
   }
 
@@ -51,7 +51,7 @@ struct muon {
               std::type_identity_t<matrix_view<const T>> gradient,
               const update_context<T>& context) const {
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
-    const index part = detail::workspace_part(parameter.size());
+    const index_t part = detail::workspace_part(parameter.size());
     const matrix_view<T> direction(context.workspace.data(), parameter.shape());
 
     const T keep = static_cast<T>(momentum);

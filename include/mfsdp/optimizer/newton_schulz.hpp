@@ -27,22 +27,22 @@ inline constexpr std::array<newton_schulz_row, 1> keller_coefficients{{{3.4445, 
 namespace detail {
 
 // Parts of a workspace start at storage_alignment for any element type.
-[[nodiscard]] constexpr index workspace_part(index elements) {
-  return round_up(elements, static_cast<index>(storage_alignment));
+[[nodiscard]] constexpr index_t workspace_part(index_t elements) {
+  return round_up(elements, static_cast<index_t>(storage_alignment));
 }
 
 }  // namespace detail
 
 // Scratch elements of one call.
-[[nodiscard]] constexpr index newton_schulz_workspace(matrix_shape shape) {
-  const index n = std::min(shape.rows, shape.cols);
+[[nodiscard]] constexpr index_t newton_schulz_workspace(matrix_shape shape) {
+  const index_t n = std::min(shape.rows, shape.cols);
   return detail::workspace_part(shape.elements()) + 2 * detail::workspace_part(n * n);
 }
 
 // Operations of one call: 4 n^2 m + 2 n^3 for each iteration, n the smaller side of the matrix and
 // m the larger.
-[[nodiscard]] constexpr index newton_schulz_flops(matrix_shape shape, int steps) {
-  const index n = std::min(shape.rows, shape.cols);
+[[nodiscard]] constexpr index_t newton_schulz_flops(matrix_shape shape, int steps) {
+  const index_t n = std::min(shape.rows, shape.cols);
   return steps * (4 * n * shape.elements() + 2 * n * n * n);
 }
 
@@ -65,8 +65,8 @@ void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_r
 
   // A tall matrix is iterated from the right, so that the Gram matrix is always the smaller one.
   const bool tall = x.rows() > x.cols();
-  const index n = std::min(x.rows(), x.cols());
-  const index part = detail::workspace_part(n * n);
+  const index_t n = std::min(x.rows(), x.cols());
+  const index_t part = detail::workspace_part(n * n);
   const matrix_view<T> gram(workspace.data(), n, n);
   const matrix_view<T> polynomial(workspace.data() + part, n, n);
   matrix_view<T> now = x;

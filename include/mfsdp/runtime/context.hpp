@@ -20,8 +20,8 @@ namespace mfsdp::inline MFSDP_ABI {
 enum class pass { forward, backward, evaluate };
 
 // When something was moved.
-enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step };
-inline constexpr std::size_t phases = 6;
+enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum };
+inline constexpr std::size_t phases = 7;
 
 // What memory is for.
 enum class memory : std::size_t {
@@ -70,7 +70,9 @@ enum class event {
 };
 
 struct model_options {
-  // Units whose gather is started ahead of the one in use. Costs one unit buffer each.
+  // Units whose gather is started ahead of the one in use. Costs one unit buffer each. A trainer that
+  // acquires the next unit before it releases this one needs one more for the same overlap:
+  // sharded_model::gathers().late counts the gathers that nothing hid.
   int prefetch = 1;
   // Whether a unit is dropped between its forward and its backward. If not, every unit has its own
   // buffer and is gathered once a step.
@@ -84,7 +86,7 @@ struct model_options {
 template <Collective Comm, Backend Memory>
 class runtime_context {
  public:
-  using storage = decltype(std::declval<Memory&>().template allocate<float>(index{1}));
+  using storage = decltype(std::declval<Memory&>().template allocate<float>(index_t{1}));
   using request = typename Comm::request;
 
   runtime_context(mfsdp::plan the_plan, Comm comm, Memory memory_backend, model_options the_options)
@@ -101,10 +103,10 @@ class runtime_context {
   }
 
   // Errors: whatever the backend throws when memory is short.
-  [[nodiscard]] storage allocate(memory kind, index elements) {
+  [[nodiscard]] storage allocate(memory kind, index_t elements) {
     storage fresh = backend.template allocate<float>(elements);
     poison(fresh.span());
-    usage.bytes[static_cast<std::size_t>(kind)] += elements * index{sizeof(float)};
+    usage.bytes[static_cast<std::size_t>(kind)] += elements * index_t{sizeof(float)};
     return fresh;
   }
 

@@ -17,11 +17,11 @@ consteval void check_optimizer() {
                 "mfsdp: Optimizer lacks 'static constexpr std::string_view name'");
   static_assert(optimizer_whole_matrix<O>,
                 "mfsdp: Optimizer lacks 'static constexpr bool whole_matrix'");
-  static_assert(optimizer_flops<O>, "mfsdp: Optimizer lacks 'index flops(matrix_shape) const'");
+  static_assert(optimizer_flops<O>, "mfsdp: Optimizer lacks 'index_t flops(matrix_shape) const'");
   static_assert(optimizer_state_sizes<O>,
-                "mfsdp: Optimizer lacks 'std::array<index, N> state_sizes(matrix_shape) const'");
+                "mfsdp: Optimizer lacks 'std::array<index_t, N> state_sizes(matrix_shape) const'");
   static_assert(optimizer_workspace_size<O>,
-                "mfsdp: Optimizer lacks 'index workspace_size(matrix_shape) const'");
+                "mfsdp: Optimizer lacks 'index_t workspace_size(matrix_shape) const'");
   if constexpr (Optimizer<O>) {
     static_assert(optimizer_update<O, B>,
                   "mfsdp: Optimizer lacks 'void update(backend, states, parameter, gradient, "

@@ -25,32 +25,31 @@ class unit_gradients {
   explicit unit_gradients(Context& context) : context_(context) {
     const plan& plan = context_.plan;
     groups_.resize(plan.groups.size());
-    index shard_elements = 0;
-    index largest = 0;
+    index_t shard_elements = 0;
+    index_t largest = 0;
     for (const transfer_group& layout : plan.groups) {
-      if (layout.gradient_pieces.empty()) continue;
-      shard_elements += layout.shard_elements[rank()];
-      if (!layout.held) largest = std::max(largest, layout.full_elements);
+      if (layout.gradients.pieces.empty()) continue;
+      shard_elements += layout.gradients.shard_elements[rank()];
+      if (!layout.held) largest = std::max(largest, layout.gradients.full_elements);
     }
     shard_ = context_.allocate(memory::gradients, shard_elements);
     for (int i = 0; i < 2; ++i) {
       buffers_.push_back({context_.allocate(memory::gradient_buffers, largest)});
     }
-    index begin = 0;
+    index_t begin = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const transfer_group& layout = plan.groups[g];
-      if (layout.gradient_pieces.empty()) continue;
+      if (layout.gradients.pieces.empty()) continue;
       group_state& group = groups_[g];
-      group.label = fmt::format("{} of '{}'", Replicated ? "all-reduce" : "reduction", layout.name);
-      group.shard = slice(shard_.span(), begin, layout.shard_elements[rank()]);
-      begin += layout.shard_elements[rank()];
-      for (const piece& p : layout.gradient_pieces) {
+      group.shard = slice(shard_.span(), begin, layout.gradients.shard_elements[rank()]);
+      begin += layout.gradients.shard_elements[rank()];
+      for (const piece& p : layout.gradients.pieces) {
         // Every rank holds the same pieces of a replicated group; an all-reduce names them once.
         if (!Replicated || p.rank == 0) group.pieces.push_back(p);
       }
       if (layout.held) {
         group.own_buffer = buffers_.size();
-        buffers_.push_back({context_.allocate(memory::held_buffers, layout.full_elements)});
+        buffers_.push_back({context_.allocate(memory::held_buffers, layout.gradients.full_elements)});
       }
     }
   }
@@ -79,7 +78,7 @@ class unit_gradients {
       throw usage_error(fmt::format("the gradients of unit '{}' are reduced and may not be written",
                                     context_.plan.spec.units()[unit].name));
     }
-    float* data = buffers_[*group.buffer].memory.span().data() + slot.offset;
+    float* data = buffers_[*group.buffer].memory.span().data() + slot.gradient_offset;
     return {{data, context_.plan.spec.tensors()[tensor].shape()}, group.accumulate};
   }
 
@@ -166,7 +165,6 @@ class unit_gradients {
   };
 
   struct group_state {
-    std::string label;
     std::span<float> shard;
     std::vector<piece> pieces;
     std::optional<std::size_t> own_buffer{};  // of a tied tensor
@@ -211,14 +209,15 @@ class unit_gradients {
     group.buffer.reset();
     const auto into = group.reduced ? reduce_into::add : reduce_into::write;
     group.reduced = true;
-    context_.observe(event::reduce_start, context_.plan.groups[g].name);
+    const std::string& name = context_.plan.groups[g].name;
+    context_.observe(event::reduce_start, name);
     const std::span<const float> full = buffer.memory.span();
     if constexpr (Replicated) {
       buffer.reduction = context_.collective.start_all_reduce(full, group.shard, group.pieces, into,
-                                                              group.label);
+                                                              name);
     } else {
       buffer.reduction = context_.collective.start_reduce_scatter(full, group.shard, group.pieces,
-                                                                  into, group.label);
+                                                                  into, name);
     }
     in_flight_.push_back(i);
     context_.book(phase::backward);

@@ -19,20 +19,20 @@ class global_norm {
   explicit global_norm(Context& context) : context_(context) {
     const plan& plan = context_.plan;
     const bool resident = plan.replicated || plan.ranks == 1;
-    std::vector<index> filled(static_cast<std::size_t>(plan.ranks), 0);
-    index total = 0;
+    std::vector<index_t> filled(static_cast<std::size_t>(plan.ranks), 0);
+    index_t total = 0;
     for (std::size_t i = 0; i < plan.local_segments.size(); ++i) {
       const local_segment& segment = plan.local_segments[i];
       const placement_item& item = plan.items[segment.item];
       if (plan.tensors[item.tensor].optimizer < 0) continue;
       if (resident && segment.rank != context_.rank()) continue;
-      const index block = static_cast<index>(block_elements);
+      const index_t block = static_cast<index_t>(block_elements);
       const bool whole = segment.count == item.elements();
-      const index sums = whole ? 1
+      const index_t sums = whole ? 1
                                : (segment.offset + segment.count - 1) / block -
                                      segment.offset / block + 1;
       if (segment.rank == context_.rank()) mine_.push_back({i, whole});
-      index& local = filled[static_cast<std::size_t>(segment.rank)];
+      index_t& local = filled[static_cast<std::size_t>(segment.rank)];
       pieces_.push_back({segment.rank, total, local, sums});
       local += sums;
       total += sums;
@@ -55,11 +55,11 @@ class global_norm {
         local_[next++] = context_.backend.sum_of_squares(values);
         continue;
       }
-      const index block = static_cast<index>(block_elements);
-      const index begin = context_.plan.local_segments[i].offset;
-      const index end = begin + context_.plan.local_segments[i].count;
-      for (index from = begin; from < end;) {
-        const index to = std::min(end, (from / block + 1) * block);
+      const index_t block = static_cast<index_t>(block_elements);
+      const index_t begin = context_.plan.local_segments[i].offset;
+      const index_t end = begin + context_.plan.local_segments[i].count;
+      for (index_t from = begin; from < end;) {
+        const index_t to = std::min(end, (from / block + 1) * block);
         local_[next++] = context_.backend.sum_of_squares(slice(values, from - begin, to - from));
         from = to;
       }
@@ -84,7 +84,7 @@ class global_norm {
   }
 
  private:
-  static constexpr std::string_view label = "all-gather of gradient norms";
+  static constexpr std::string_view label = "gradient norms";
 
   struct own_segment {
     std::size_t segment;
@@ -92,7 +92,7 @@ class global_norm {
   };
   struct item_sums {
     std::size_t item;
-    index sums;
+    index_t sums;
   };
 
   Context& context_;

@@ -28,31 +28,30 @@ class unit_parameters {
  public:
   explicit unit_parameters(Context& context) : context_(context) {
     const plan& plan = context_.plan;
-    index shard_elements = 0;
+    index_t shard_elements = 0;
     for (const transfer_group& group : plan.groups) {
-      shard_elements += group.shard_elements[rank()];
+      shard_elements += group.parameters.shard_elements[rank()];
     }
     shard_ = context_.allocate(memory::parameters, shard_elements);
     allocate_slots();
 
     groups_.resize(plan.groups.size());
-    index begin = 0;
+    index_t begin = 0;
     std::size_t ordinal = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const transfer_group& layout = plan.groups[g];
       group_state& group = groups_[g];
-      group.label = fmt::format("all-gather of '{}'", layout.name);
-      group.shard = slice(shard_.span(), begin, layout.shard_elements[rank()]);
-      begin += layout.shard_elements[rank()];
+      group.shard = slice(shard_.span(), begin, layout.parameters.shard_elements[rank()]);
+      begin += layout.parameters.shard_elements[rank()];
       if (layout.resident) {
         group.full = group.shard;
         group.gathered = true;
       } else if (layout.held) {
-        held_.push_back(context_.allocate(memory::held_buffers, layout.full_elements));
+        held_.push_back(context_.allocate(memory::held_buffers, layout.parameters.full_elements));
         group.full = held_.back().span();
       } else {
         group.slot = ordinal++ % slots_.size();
-        group.full = slice(slots_[*group.slot].buffer.span(), 0, layout.full_elements);
+        group.full = slice(slots_[*group.slot].buffer.span(), 0, layout.parameters.full_elements);
       }
     }
 
@@ -145,7 +144,6 @@ class unit_parameters {
   };
 
   struct group_state {
-    std::string label;
     std::span<float> shard;
     std::span<float> full;
     std::optional<std::size_t> slot{};
@@ -159,16 +157,16 @@ class unit_parameters {
 
   // Slot i holds every k-th unit and is as large as the largest of them.
   void allocate_slots() {
-    std::vector<index> sizes;
+    std::vector<index_t> sizes;
     for (const transfer_group& group : context_.plan.groups) {
-      if (!group.resident && !group.held) sizes.push_back(group.full_elements);
+      if (!group.resident && !group.held) sizes.push_back(group.parameters.full_elements);
     }
     std::size_t count = sizes.size();
     if (context_.options.reshard_after_forward) {
       count = std::min(count, static_cast<std::size_t>(context_.options.prefetch) + 1);
     }
     for (std::size_t slot = 0; slot < count; ++slot) {
-      index largest = 0;
+      index_t largest = 0;
       for (std::size_t i = slot; i < sizes.size(); i += count) largest = std::max(largest, sizes[i]);
       slots_.push_back({context_.allocate(memory::unit_buffers, largest)});
     }
@@ -216,13 +214,13 @@ class unit_parameters {
     if (group.gathered || group.in_flight) return;
     if (group.slot) take_slot(g);
     const transfer_group& layout = context_.plan.groups[g];
-    if (layout.pieces.empty()) {
+    if (layout.parameters.pieces.empty()) {
       group.gathered = true;
       return;
     }
     context_.observe(event::gather_start, layout.name);
     group.gather = context_.collective.start_all_gather(std::span<const float>(group.shard),
-                                                        group.full, layout.pieces, group.label);
+                                                        group.full, layout.parameters.pieces, layout.name);
     group.in_flight = true;
     ++counter;
     context_.book(why == pass::forward    ? phase::forward

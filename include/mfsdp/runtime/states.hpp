@@ -24,10 +24,10 @@ class optimizer_states {
       collect(optimizer, entries, which, parameter, gradient);
     });
 
-    index state_elements = 0;
+    index_t state_elements = 0;
     for_each_optimizer([&](const auto& optimizer, auto& entries, int) {
       for (const auto& entry : entries) {
-        for (const index size : optimizer.state_sizes(shape_of(optimizer, entry))) {
+        for (const index_t size : optimizer.state_sizes(shape_of(optimizer, entry))) {
           state_elements += round_up(size, alignment);
         }
       }
@@ -35,9 +35,9 @@ class optimizer_states {
     memory_ = context_.allocate(memory::optimizer_states, state_elements);
     context_.backend.fill(memory_.span(), 0.0f);
 
-    index begin = 0;
-    index workspace = 0;
-    index gathered = 0;
+    index_t begin = 0;
+    index_t workspace = 0;
+    index_t gathered = 0;
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       for (auto& entry : entries) {
         const matrix_shape shape = shape_of(optimizer, entry);
@@ -73,7 +73,7 @@ class optimizer_states {
 
  private:
   using storage = typename Context::storage;
-  static constexpr index alignment = static_cast<index>(storage_alignment / sizeof(float));
+  static constexpr index_t alignment = static_cast<index_t>(storage_alignment / sizeof(float));
 
   // One update: a whole matrix, or one piece of an elementwise tensor.
   template <class O>
@@ -87,7 +87,7 @@ class optimizer_states {
     // Gathered matrices only: where the rows of every rank go, and those of this one.
     std::string label{};
     std::vector<piece> pieces{};
-    index own_offset = 0;
+    index_t own_offset = 0;
   };
 
   template <class Members>
@@ -100,8 +100,8 @@ class optimizer_states {
 
   template <class Visit>
   void for_each_optimizer(Visit&& visit) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (visit(std::get<I>(optimizers_), std::get<I>(entries_), static_cast<int>(I)), ...);
+    [&]<std::size_t... which>(std::index_sequence<which...>) {
+      (visit(std::get<which>(optimizers_), std::get<which>(entries_), static_cast<int>(which)), ...);
     }(std::make_index_sequence<std::tuple_size_v<members>>{});
   }
 
@@ -128,7 +128,7 @@ class optimizer_states {
       if constexpr (GathersMatrices<O>) {
         if (entries.empty() || entries.back().item != segment.item) {
           entries.push_back(held_state<O>(segment.item));
-          entries.back().label = fmt::format("all-gather of the gradient of '{}'", item.name);
+          entries.back().label = "gradient of " + item.name;
         }
         auto& pieces = entries.back().pieces;
         if (std::ranges::find(pieces, segment.rank, &piece::rank) != pieces.end()) {
@@ -175,7 +175,7 @@ class optimizer_states {
   typename entries_of<members>::type entries_;
   storage memory_;
   storage workspace_;
-  index gathered_ = 0;
+  index_t gathered_ = 0;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

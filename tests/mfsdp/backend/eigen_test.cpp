@@ -33,7 +33,7 @@ TEST_CASE("checked builds poison fresh memory") {
 
 TEST_CASE("the sum of squares of floats is exact where doubles are") {
   // 2^24 + 1 terms of one; a float would stop counting at 2^24.
-  host_buffer<float> ones((mfsdp::index{1} << 24) + 1);
+  host_buffer<float> ones((mfsdp::index_t{1} << 24) + 1);
   eigen_backend backend;
   backend.fill(ones.span(), 1.0f);
   CHECK(backend.sum_of_squares(ones.span()) == 16777217.0);

@@ -2,10 +2,10 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
-#include <optional>
+#include <latch>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -22,7 +22,9 @@ namespace {
 
 using request = thread_collective::request;
 
-deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+deadline in(std::chrono::milliseconds time) {
+  return std::chrono::steady_clock::now() + time;
+}
 
 // An exception of the user's own.
 struct burnt : std::runtime_error {
@@ -106,9 +108,9 @@ struct operation {
                                           std::span<const piece>(pieces), label);
   }
   void start_reduce(thread_collective collective) {
-    running = collective.start_reduce_scatter(std::span<const float>(full), std::span<float>(shard),
-                                              std::span<const piece>(pieces), reduce_into::write,
-                                              label);
+    running =
+        collective.start_reduce_scatter(std::span<const float>(full), std::span<float>(shard),
+                                        std::span<const piece>(pieces), reduce_into::write, label);
   }
 };
 
@@ -119,6 +121,12 @@ void gather(thread_collective& collective, std::string label = "weights",
   op.running.wait(in(patience));
   op.running.drain(in(patience));
 }
+
+// Releases those who wait for the end of a scope, however it ends.
+struct scope_end {
+  std::latch& ended;
+  ~scope_end() { ended.count_down(); }
+};
 
 void check_usable(thread_world& world) {
   const report after = run(world, [](thread_collective& collective) { gather(collective); });
@@ -242,8 +250,8 @@ TEST_CASE("a rank that returns early is named") {
     int first = 0;
     for (const int rank : {0, 2, 3}) {
       first += result.ranks[rank].how == kind::collective_error;
-      CHECK(mentions(result.ranks[rank].what,
-                     "all-gather 'norms' (collective 1)", "waits for rank 1, which has returned"));
+      CHECK(mentions(result.ranks[rank].what, "all-gather 'norms' (collective 1)",
+                     "waits for rank 1, which has returned"));
     }
     CHECK(first == 1);
     CHECK(result.world.how == kind::collective_error);
@@ -252,10 +260,15 @@ TEST_CASE("a rank that returns early is named") {
 
 TEST_CASE("a deadline names the operation, who waits and who is missing") {
   thread_world world(4);
-  const report result = run(world, [](thread_collective& c) {
+  std::latch given_up(1);
+  const report result = run(world, [&](thread_collective& c) {
     gather(c);
-    if (c.rank() == 1 || c.rank() == 3) std::this_thread::sleep_for(400ms);
-    gather(c, "late", c.rank() == 0 ? 100ms : 4000ms);
+    if (c.rank() == 0) {
+      const scope_end end{given_up};
+      gather(c, "late", 200ms);
+    }
+    if (c.rank() != 2) given_up.wait();
+    gather(c, "late");
   });
   CHECK(result.ranks[0].how == kind::collective_error);
   CHECK(result.ranks[0].what ==
@@ -269,12 +282,17 @@ TEST_CASE("a deadline names the operation, who waits and who is missing") {
 
 TEST_CASE("a deadline of drain names who still reads") {
   thread_world world(3);
-  const report result = run(world, [](thread_collective& c) {
+  std::latch given_up(1);
+  const report result = run(world, [&](thread_collective& c) {
     operation op(c, 10, "shared");
     op.start_gather(c);
-    if (c.rank() == 2) std::this_thread::sleep_for(300ms);
+    if (c.rank() == 2) given_up.wait();
     op.running.wait(in(4s));
-    op.running.drain(in(c.rank() == 0 ? 100ms : 4000ms));
+    if (c.rank() == 0) {
+      const scope_end end{given_up};
+      op.running.drain(in(200ms));
+    }
+    op.running.drain(in(4s));
   });
   CHECK(result.ranks[0].what ==
         "all-gather 'shared' (collective 0): rank 0 reached its deadline waiting for rank 2");
@@ -283,11 +301,19 @@ TEST_CASE("a deadline of drain names who still reads") {
 
 TEST_CASE("the destructor of a request waits no longer than the world's timeout") {
   thread_world world(2, {.timeout = 100ms});
-  const report result = run(world, [](thread_collective& c) {
-    operation op(c, 10, "kept");
-    op.start_gather(c);
-    if (c.rank() == 1) std::this_thread::sleep_for(400ms);
-    op.running.wait(in(4s));
+  std::latch destroyed(1);
+  const report result = run(world, [&](thread_collective& c) {
+    if (c.rank() == 0) {
+      const scope_end end{destroyed};
+      operation op(c, 10, "kept");
+      op.start_gather(c);
+      op.running.wait(in(4s));
+    } else {
+      operation op(c, 10, "kept");
+      op.start_gather(c);
+      destroyed.wait();
+      op.running.wait(in(4s));
+    }
   });
   CHECK(result.ranks[0].how == kind::returned);
   CHECK(result.ranks[1].how == kind::rank_failure);
@@ -399,14 +425,22 @@ TEST_CASE("a request given up fails the operation on every rank") {
 
 TEST_CASE("no waiting forever for a rank that goes on without its operation") {
   thread_world world(2);
-  const report result = run(world, [](thread_collective& c) {
-    try {
-      operation op(c, 10, "given up");
-      op.start_gather(c);
-      if (c.rank() == 1) throw burnt("caught");
-      op.running.wait(in(100ms));
-    } catch (const burnt&) {
-      std::this_thread::sleep_for(400ms);
+  std::latch thrown(1);
+  std::latch ended(1);
+  const report result = run(world, [&](thread_collective& c) {
+    if (c.rank() == 1) {
+      try {
+        operation op(c, 10, "given up");
+        op.start_gather(c);
+        throw burnt("caught");
+      } catch (const burnt&) {
+        thrown.count_down();
+      }
+      ended.wait();
+    } else {
+      thrown.wait();
+      const scope_end end{ended};
+      gather(c, "given up", 100ms, 10);
     }
   });
   CHECK(result.ranks[0].what ==

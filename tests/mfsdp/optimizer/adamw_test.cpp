@@ -38,8 +38,9 @@ void follow_golden(const mfsdp_test::golden_case& c, const mfsdp_test::golden_ca
                    .weight_decay = c.number("wd")};
   trial<T> run{input["W0"].as<T>()};
   for (const int t : {1, 2, 3}) {
-    run.step(rule, t, input["G" + std::to_string(t)].as<T>());
-    CHECK(relative_distance(run.w, c["W" + std::to_string(t)].values) < tolerance);
+    const std::string number = std::to_string(t);
+    run.step(rule, t, input["G" + number].as<T>());
+    CHECK(relative_distance(run.w, c["W" + number].values) < tolerance);
   }
   CHECK(relative_distance(run.m, c["M3"].values) < tolerance);
   CHECK(relative_distance(run.v, c["V3"].values) < tolerance);

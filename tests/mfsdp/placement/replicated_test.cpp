@@ -16,10 +16,10 @@ TEST_CASE("replicated: every group is resident, gradients come from and go to ev
       mfsdp::make_plan(spec, 2, mfsdp::replicated_placement{}, fakes::by_role{});
   const mfsdp::transfer_group& group = plan.groups.at(0);
   CHECK(group.resident);
-  CHECK(group.full_elements == 48);
-  CHECK(group.shard_elements == std::vector<mfsdp::index_t>{48, 48});
-  CHECK(group.pieces.empty());
-  CHECK(group.gradient_pieces ==
+  CHECK(group.parameters.full_elements == 48);
+  CHECK(group.parameters.shard_elements == std::vector<mfsdp::index_t>{48, 48});
+  CHECK(group.parameters.pieces.empty());
+  CHECK(group.gradients.pieces ==
         std::vector<mfsdp::piece>{{0, 0, 0, 15}, {1, 0, 0, 15}, {0, 16, 16, 7}, {1, 16, 16, 7}});
   CHECK(plan.local_segments.size() == 6);
 }
