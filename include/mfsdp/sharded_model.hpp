@@ -42,7 +42,7 @@ struct step_result {
 // when another rank does not come.
 template <class Axes, class Where, class Rules, class Memory>
 class sharded_model {
-  [[maybe_unused]] static constexpr bool contract_holds = contract::check<Axes, Where, Rules, Memory>();
+  static_assert(contract::check_model<Axes, Where, Rules, Memory>::holds, "mfsdp: see above");
 
   using collective = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
   using context = runtime_context<collective, Memory>;
