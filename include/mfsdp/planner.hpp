@@ -12,6 +12,7 @@
 
 #include "mfsdp/plan.hpp"
 #include "mfsdp/plan_layout.hpp"
+#include "mfsdp/runtime/contract.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -101,9 +102,7 @@ inline void require_whole_blocks(std::string_view placement, const placement_ite
 // Names of the optimizers, and what each of them asks for. Errors: at compile time, see make_plan.
 template <class P, class... Os>
 void set_optimizers(plan& p, std::vector<bool>& whole_matrix, const std::tuple<Os...>&) {
-  static_assert((Optimizer<Os> && ...), "every member must model mfsdp::Optimizer");
-  static_assert(P::whole_matrices || ((!Os::whole_matrix || GathersMatrices<Os>) && ...),
-                "this placement cuts matrices, and an optimizer needs them whole");
+  static_assert(sizeof(contract::check_rules<P, std::tuple<Os...>>) > 0);
   (p.optimizers.emplace_back(Os::name), ...);
   (whole_matrix.push_back(Os::whole_matrix), ...);
 }

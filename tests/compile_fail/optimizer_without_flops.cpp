@@ -1,12 +1,13 @@
-// expect: an Optimizer has flops(matrix_shape) -> index
-#include "mfsdp/concepts.hpp"
+// expect: mfsdp: Optimizer lacks 'index_t flops(matrix_shape) const'
+#include "support/archetypes.hpp"
 
-struct almost_an_optimizer {
-  static constexpr const char* name = "almost";
-  static constexpr bool whole_matrix = false;
+using namespace archetype;
+
+struct broken : composed<with_name, with_whole_matrix, with_state_sizes, with_workspace_size,
+                         with_update> {
+#ifndef MFSDP_COMPILE_FAIL
+  index_t flops(matrix_shape) const;
+#endif
 };
 
-#ifdef MFSDP_COMPILE_FAIL
-static_assert(mfsdp::contract::optimizer_flops<almost_an_optimizer>,
-              "an Optimizer has flops(matrix_shape) -> index_t");
-#endif
+void program() { train(collective{}, mfsdp::owner_placement{}, broken{}); }

@@ -17,6 +17,11 @@ endforeach()
 
 set(ENV{LC_ALL} C)
 execute_process(COMMAND ${command} RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE output)
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "${SOURCE} does not compile without MFSDP_COMPILE_FAIL\n${output}")
+endif()
+execute_process(COMMAND ${command} -DMFSDP_COMPILE_FAIL RESULT_VARIABLE status OUTPUT_QUIET
+                ERROR_VARIABLE output)
 if(status EQUAL 0)
   message(FATAL_ERROR "${SOURCE} compiles")
 endif()

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -14,7 +15,9 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
-// Checks are class templates: a compiler instantiates each once, and so reports a fault once.
+// A check is a class template that is complete if it holds. A compiler instantiates it once, and so
+// reports a fault once, whichever door it is met at. A check of a pair holds if a part of it is at
+// fault by itself.
 namespace contract {
 
 // ------------------------------------------------------------------------------------- Optimizers
@@ -31,165 +34,188 @@ struct check_optimizer {
                 "mfsdp: Optimizer lacks 'std::array<index_t, N> state_sizes(matrix_shape) const'");
   static_assert(optimizer_workspace_size<O>,
                 "mfsdp: Optimizer lacks 'index_t workspace_size(matrix_shape) const'");
-  static constexpr bool holds = Optimizer<O>;
 };
 
+// Whether the placement may cut what the optimizer is given.
 template <class O, class P>
-struct check_cuts {
-  static constexpr bool holds = [] {
-    if constexpr (check_optimizer<O>::holds && Placement<P>) {
-      return !O::whole_matrix || P::whole_matrices || GathersMatrices<O>;
-    } else {
-      return true;  // the fault is reported elsewhere
-    }
-  }();
-  static_assert(holds,
+struct check_cuts {};
+template <Optimizer O, Placement P>
+struct check_cuts<O, P> {
+  static_assert(!O::whole_matrix || P::whole_matrices || GathersMatrices<O>,
                 "mfsdp: this optimizer needs whole matrices, which the placement cuts; use "
                 "owner_placement, or say gathered{optimizer} and pay for a gather in every step");
 };
 
 template <class O, class B>
-struct check_update {
-  static constexpr bool holds = !check_optimizer<O>::holds || !Backend<B> || optimizer_update<O, B>;
-  static_assert(holds,
+struct check_update {};
+template <Optimizer O, Backend B>
+struct check_update<O, B> {
+  static_assert(optimizer_update<O, B>,
                 "mfsdp: Optimizer lacks 'void update(backend, states, parameter, gradient, "
                 "context) const' for this Backend");
 };
 
 template <class Set>
 struct members_of {
-  using type = decltype(optimizer_members(std::declval<const Set&>()));
+  using type = std::tuple<Set>;
+};
+template <OptimizerSet Set>
+struct members_of<Set> {
+  using type = std::remove_cvref_t<decltype(std::declval<const Set&>().members())>;
 };
 
-// What a plan needs of a placement and each optimizer of a set.
+// What a plan needs of the optimizers of a set, and what a step needs.
 template <class P, class Members>
 struct check_rules;
 template <class P, class... O>
 struct check_rules<P, std::tuple<O...>> {
-  static constexpr bool holds = ((check_optimizer<O>::holds & check_cuts<O, P>::holds) & ...);
+  static_assert(((sizeof(check_optimizer<O>) + sizeof(check_cuts<O, P>)) && ...));
 };
 
-// What a step needs.
 template <class B, class Members>
 struct check_updates;
 template <class B, class... O>
 struct check_updates<B, std::tuple<O...>> {
-  static constexpr bool holds = (check_update<O, B>::holds & ...);
+  static_assert((sizeof(check_update<O, B>) && ...));
 };
 
 // -------------------------------------------------------------------------------------- Placement
 
 template <class P>
+concept placement_name = requires {
+  { P::name } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept placement_whole_matrices = requires {
+  { P::whole_matrices } -> std::convertible_to<bool>;
+};
+template <class P>
+concept placement_replicated = requires {
+  { P::replicated } -> std::convertible_to<bool>;
+};
+template <class P>
+concept placement_place = requires(const P& p, std::span<const placement_item> items) {
+  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
+};
+
+template <class P>
 struct check_placement {
   static_assert(std::copyable<P>, "mfsdp: Placement cannot be copied");
-  static_assert(requires { { P::name } -> std::convertible_to<std::string_view>; },
+  static_assert(placement_name<P>,
                 "mfsdp: Placement lacks 'static constexpr std::string_view name'");
-  static_assert(requires { { P::whole_matrices } -> std::convertible_to<bool>; },
+  static_assert(placement_whole_matrices<P>,
                 "mfsdp: Placement lacks 'static constexpr bool whole_matrices'");
-  static_assert(requires { { P::replicated } -> std::convertible_to<bool>; },
+  static_assert(placement_replicated<P>,
                 "mfsdp: Placement lacks 'static constexpr bool replicated'");
-  static_assert(requires(const P& p, std::span<const placement_item> items) {
-                  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
-                },
+  static_assert(placement_place<P>,
                 "mfsdp: Placement lacks 'std::vector<std::vector<segment>> "
                 "place(std::span<const placement_item>, int ranks) const'");
-  static constexpr bool holds = Placement<P>;
 };
 
 // ---------------------------------------------------------------------------------------- Backend
 
 template <class B>
+concept backend_allocate = requires(B backend) {
+  { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
+};
+template <class B>
+concept backend_fill = requires(B backend, std::span<float> x) { backend.fill(x, 0.0f); };
+template <class B>
+concept backend_copy = requires(B backend, std::span<const float> from, std::span<float> to) {
+  backend.copy(from, to);
+};
+template <class B>
+concept backend_multiply =
+    requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
+      backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
+    };
+template <class B>
+concept backend_transform = requires(B backend, std::span<float> x, std::span<const float> y) {
+  backend.transform(mfsdp::detail::sample_kernel{}, x, y);
+};
+template <class B>
+concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
+  { backend.sum_of_squares(x) } -> std::same_as<double>;
+};
+
+template <class B>
 struct check_backend {
   static_assert(std::copy_constructible<B>, "mfsdp: Backend cannot be copied");
-  static_assert(requires(B backend) {
-                  {
-                    backend.template allocate<float>(index_t{1}).span()
-                  } -> std::same_as<std::span<float>>;
-                },
+  static_assert(backend_allocate<B>,
                 "mfsdp: Backend lacks 'allocate<T>(index_t)', whose result has "
                 "'std::span<T> span()'");
-  static_assert(requires(B backend, std::span<float> x) { backend.fill(x, 0.0f); },
-                "mfsdp: Backend lacks 'fill(std::span<T>, T)'");
-  static_assert(requires(B backend, std::span<const float> from, std::span<float> to) {
-                  backend.copy(from, to);
-                },
+  static_assert(backend_fill<B>, "mfsdp: Backend lacks 'fill(std::span<T>, T)'");
+  static_assert(backend_copy<B>,
                 "mfsdp: Backend lacks 'copy(std::span<const T> from, std::span<T> to)'");
-  static_assert(requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
-                  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
-                },
+  static_assert(backend_multiply<B>,
                 "mfsdp: Backend lacks 'multiply(alpha, a, op_a, b, op_b, beta, c)'");
-  static_assert(requires(B backend, std::span<float> x, std::span<const float> y) {
-                  backend.transform(detail::sample_kernel{}, x, y);
-                },
-                "mfsdp: Backend lacks 'transform(kernel, spans...)'");
-  static_assert(requires(B backend, std::span<const float> x) {
-                  { backend.sum_of_squares(x) } -> std::same_as<double>;
-                },
+  static_assert(backend_transform<B>, "mfsdp: Backend lacks 'transform(kernel, spans...)'");
+  static_assert(backend_sum_of_squares<B>,
                 "mfsdp: Backend lacks 'double sum_of_squares(std::span<const T>)'");
-  static constexpr bool holds = Backend<B>;
 };
 
 // ------------------------------------------------------------------------------------- Collective
 
 template <class C>
-struct check_collective {
-  static_assert(std::copy_constructible<C>, "mfsdp: Collective cannot be copied");
-  static_assert(requires { requires Request<typename C::request>; },
-                "mfsdp: Collective lacks a type 'request', default-constructible and movable, with "
-                "'bool test()', 'wait(deadline)' and 'drain(deadline)'");
-  static_assert(requires(const C& c) { { c.rank() } -> std::same_as<int>; },
-                "mfsdp: Collective lacks 'int rank() const'");
-  static_assert(requires(const C& c) { { c.size() } -> std::same_as<int>; },
-                "mfsdp: Collective lacks 'int size() const'");
-  static constexpr bool holds = Collective<C>;
+concept collective_request = requires { requires Request<typename C::request>; };
+template <class C>
+concept collective_rank = requires(const C& c) {
+  { c.rank() } -> std::same_as<int>;
+};
+template <class C>
+concept collective_size = requires(const C& c) {
+  { c.size() } -> std::same_as<int>;
 };
 
-// The operations that a placement needs.
-template <class C, class P>
-struct check_operations {
-  static constexpr bool gathers = AllGather<C, float> && AllGather<C, double> &&
-                                  AllGather<C, std::uint64_t>;
-  static constexpr bool scatters = P::replicated || ReduceScatter<C, float>;
-  static constexpr bool reduces = !P::replicated || AllReduce<C, float>;
-  static_assert(gathers,
-                "mfsdp: Collective lacks 'request start_all_gather(shard, full, pieces, label)' of "
-                "float, double and std::uint64_t");
-  static_assert(scatters,
-                "mfsdp: Collective lacks 'request start_reduce_scatter(full, shard, pieces, into, "
-                "label)', which a placement that shards needs");
-  static_assert(reduces,
-                "mfsdp: Collective lacks 'request start_all_reduce(full, local, pieces, into, "
-                "label)', which a replicated placement needs");
-  static constexpr bool holds = gathers && scatters && reduces;
+template <class C>
+struct check_collective {
+  static_assert(std::copy_constructible<C>, "mfsdp: Collective cannot be copied");
+  static_assert(collective_request<C>,
+                "mfsdp: Collective lacks a type 'request', default-constructible and movable, with "
+                "'bool test()', 'wait(deadline)' and 'drain(deadline)'");
+  static_assert(collective_rank<C>, "mfsdp: Collective lacks 'int rank() const'");
+  static_assert(collective_size<C>, "mfsdp: Collective lacks 'int size() const'");
 };
 
 // A mesh, or what was given instead of one: then it should have been a collective.
 template <class Axes>
-struct check_axes : check_collective<Axes> {};
+struct check_axes : check_collective<Axes> {
+  using shard = Axes;
+};
 template <class Axes>
   requires requires(const Axes& axes) { axes.shard; }
-struct check_axes<Axes> : check_collective<std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>> {
-  static_assert(requires(const Axes& axes) { axes.replicate; axes.site; },
-                "mfsdp: a mesh has three axes, 'shard', 'replicate' and 'site'");
+struct check_axes<Axes>
+    : check_collective<std::remove_cvref_t<decltype(std::declval<const Axes&>().shard)>> {
+  using shard = std::remove_cvref_t<decltype(std::declval<const Axes&>().shard)>;
+  static_assert(!Collective<shard> || Mesh<Axes>,
+                "mfsdp: a mesh has three axes, 'shard', 'replicate' and 'site', each a Collective");
+};
+
+// The operations that a placement needs.
+template <class C, class P>
+struct check_operations {};
+template <Collective C, Placement P>
+struct check_operations<C, P> {
+  static_assert(AllGather<C, float> && AllGather<C, double> && AllGather<C, std::uint64_t>,
+                "mfsdp: Collective lacks 'request start_all_gather(shard, full, pieces, label)' of "
+                "float, double and std::uint64_t");
+  static_assert(P::replicated || ReduceScatter<C, float>,
+                "mfsdp: Collective lacks 'request start_reduce_scatter(full, shard, pieces, into, "
+                "label)', which a placement that shards needs");
+  static_assert(!P::replicated || AllReduce<C, float>,
+                "mfsdp: Collective lacks 'request start_all_reduce(full, local, pieces, into, "
+                "label)', which a replicated placement needs");
 };
 
 // ---------------------------------------------------------------------------------- sharded_model
 
 template <class Axes, class P, class Set, class B>
-struct check_model {
-  static constexpr bool holds = [] {
-    using members = typename members_of<Set>::type;
-    constexpr bool parts = check_axes<Axes>::holds & check_placement<P>::holds &
-                           check_backend<B>::holds & check_rules<P, members>::holds &
-                           check_updates<B, members>::holds;
-    if constexpr (parts && Mesh<Axes>) {
-      using collective = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
-      return check_operations<collective, P>::holds;
-    } else {
-      return false;
-    }
-  }();
-};
+struct check_model : check_axes<Axes>,
+                     check_placement<P>,
+                     check_backend<B>,
+                     check_rules<P, typename members_of<Set>::type>,
+                     check_updates<B, typename members_of<Set>::type>,
+                     check_operations<typename check_axes<Axes>::shard, P> {};
 
 }  // namespace contract
 

@@ -63,17 +63,23 @@ class unit_gradients {
     for (const std::size_t g : context_.plan.unit_groups[unit]) {
       group_state& group = groups_[g];
       if (group.pieces.empty()) continue;
-      group.accumulate = group.buffer.has_value();
-      if (!group.buffer) claim_buffer(g);
+      group.accumulate = group.buffer.has_value() || named_twice(unit, g);
+      if (group.buffer) continue;
+      claim_buffer(g);
+      if (group.accumulate) {
+        context_.backend.fill(buffers_[*group.buffer].memory.span(), 0.0f);
+      }
     }
   }
 
-  // Where the gradient of the i-th tensor of a unit goes; empty if the tensor is frozen.
+  // Where the gradient of the i-th tensor of a unit goes; empty if the tensor is frozen or empty. A
+  // tensor with two names in the unit starts at zero, since either may be written first.
   [[nodiscard]] gradient_view view(std::size_t unit, std::size_t i) {
     const std::size_t tensor = context_.plan.spec.units()[unit].tensors[i].tensor;
     const tensor_slot& slot = context_.plan.tensors[tensor];
     if (slot.optimizer < 0) return {};
     const group_state& group = groups_[slot.group];
+    if (group.pieces.empty()) return {{nullptr, context_.plan.spec.tensors()[tensor].shape()}};
     if (!group.buffer) {
       throw usage_error(fmt::format("the gradients of unit '{}' are reduced and may not be written",
                                     context_.plan.spec.units()[unit].name));
@@ -175,6 +181,13 @@ class unit_gradients {
   };
 
   [[nodiscard]] std::size_t rank() const { return static_cast<std::size_t>(context_.rank()); }
+
+  [[nodiscard]] bool named_twice(std::size_t unit, std::size_t g) const {
+    const transfer_group& layout = context_.plan.groups[g];
+    return layout.held &&
+           std::ranges::count(context_.plan.spec.units()[unit].tensors, layout.tensors.front(),
+                              &tensor_reference::tensor) > 1;
+  }
 
   void claim_buffer(std::size_t g) {
     group_state& group = groups_[g];

@@ -81,6 +81,7 @@ class unit_parameters {
     prefetch_after(unit, why);
     for (const std::size_t g : context_.plan.unit_groups[unit]) {
       finish(g);
+      groups_[g].expected = false;
       ++groups_[g].users;
     }
     context_.observe(event::acquire, context_.plan.spec.units()[unit].name);
@@ -117,10 +118,7 @@ class unit_parameters {
   // Waits until no rank reads this rank's shard any more, so that it may be written.
   void quiesce() {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].in_flight) {
-        finish(g);
-        ++counts_.dropped;
-      }
+      drop(g);
       groups_[g].gather.drain(context_.until());
     }
   }
@@ -150,6 +148,7 @@ class unit_parameters {
     int users = 0;
     bool gathered = false;
     bool in_flight = false;
+    bool expected = false;  // posted, and not acquired since
     request gather{};  // the last one; drained before the shard is written
   };
 
@@ -199,12 +198,13 @@ class unit_parameters {
     }
   }
 
-  // Whether a gather ahead of time would disturb nobody.
+  // Whether a gather ahead of time would disturb nobody. The answer follows from the calls so far,
+  // not from what has arrived, so that all ranks start the same gathers.
   [[nodiscard]] bool slot_is_free(std::size_t g) const {
     if (!groups_[g].slot) return true;
     const auto occupant = slots_[*groups_[g].slot].occupant;
     return !occupant || *occupant == g ||
-           (groups_[*occupant].users == 0 && !groups_[*occupant].in_flight);
+           (groups_[*occupant].users == 0 && !groups_[*occupant].expected);
   }
 
   void start(std::size_t g, pass why) { start(g, why, counts_.late); }
@@ -222,6 +222,7 @@ class unit_parameters {
     group.gather = context_.collective.start_all_gather(std::span<const float>(group.shard),
                                                         group.full, layout.parameters.pieces, layout.name);
     group.in_flight = true;
+    group.expected = true;
     ++counter;
     context_.book(why == pass::forward    ? phase::forward
                   : why == pass::backward ? phase::backward
@@ -239,13 +240,17 @@ class unit_parameters {
             context_.plan.groups[g].name, context_.plan.groups[other].name,
             context_.options.prefetch));
       }
-      if (groups_[other].in_flight) {
-        finish(other);
-        ++counts_.dropped;
-      }
+      drop(other);
       groups_[other].gathered = false;
     }
     slot.occupant = g;
+  }
+
+  // Ends the wait for an acquire that does not come.
+  void drop(std::size_t g) {
+    finish(g);
+    counts_.dropped += groups_[g].expected ? 1 : 0;
+    groups_[g].expected = false;
   }
 
   void finish(std::size_t g) {

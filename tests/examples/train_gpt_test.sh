@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# train_gpt_test.sh <train_gpt>: a tiny run gives the same loss on every placement, and bad input gives
+# one clear line and a nonzero status.
+set -eu
+train_gpt=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+for i in $(seq 400); do echo "$i sheep, $((i * i)) goats and $((i % 7)) wolves"; done >"$folder/text"
+tiny="--data $folder/text --layers 2 --width 32 --heads 2 --context 24 --sequences 12 --steps 4"
+
+value() { sed -n "s/.*\"$1\": \([^,]*\),*/\1/p" "$2"; }
+
+for optimizer in muon adamw; do
+  expected=
+  for placement in replicated owner rows; do
+    "$train_gpt" $tiny --optimizer "$optimizer" --placement "$placement" --ranks 3 \
+      --json "$folder/figures.json" >/dev/null
+    loss=$(value train_loss "$folder/figures.json")
+    validation=$(value val_loss "$folder/figures.json")
+    : "${expected:=$loss $validation}"
+    [ "$loss $validation" = "$expected" ] || {
+      echo "$optimizer on $placement: losses $loss $validation, with full copies $expected"
+      exit 1
+    }
+    moved=$(value step_bytes "$folder/figures.json")
+    case $optimizer.$placement in
+      muon.rows) [ "$moved" -gt 0 ] ;;
+      *) [ "$moved" -eq 0 ] ;;
+    esac || { echo "$optimizer on $placement moved $moved bytes in the step"; exit 1; }
+  done
+done
+
+refuses() {
+  local expected=$1
+  shift
+  if output=$("$train_gpt" "$@" 2>&1); then
+    echo "accepted: $*"
+    exit 1
+  fi
+  case $output in
+    *"$expected"*) ;;
+    *) echo "for $*: expected '$expected' in: $output"; exit 1 ;;
+  esac
+}
+refuses "cannot be shared out evenly over 5 ranks" $tiny --ranks 5
+refuses "does not exist" --data "$folder/nothing"
+refuses "not in" $tiny --placement owners
+refuses "is empty" --data /dev/null
+printf aaaa >"$folder/short"
+refuses "repeats a single byte" --data "$folder/short"
+refuses "width" $tiny --width 33
+refuses "cannot write" $tiny --json "$folder"
+echo "ok"
