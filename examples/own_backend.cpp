@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <mfsdp/mfsdp.hpp>
+#include "mfsdp/mfsdp.hpp"
 
 using mfsdp::index_t, mfsdp::matrix_view, mfsdp::transpose;
 
@@ -36,10 +36,14 @@ struct loop_backend {
   };
 
   template <class T>
-  buffer<T> allocate(index_t elements) const { return buffer<T>(elements); }
+  buffer<T> allocate(index_t elements) const {
+    return buffer<T>(elements);
+  }
 
   template <class T>
-  void fill(std::span<T> x, std::type_identity_t<T> value) const { std::ranges::fill(x, value); }
+  void fill(std::span<T> x, std::type_identity_t<T> value) const {
+    std::ranges::fill(x, value);
+  }
 
   template <class T>
   void copy(std::type_identity_t<std::span<const T>> from, std::span<T> to) const {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <mfsdp/mfsdp.hpp>
+#include "mfsdp/mfsdp.hpp"
 
 using mfsdp::index_t, mfsdp::piece;
 

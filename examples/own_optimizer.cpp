@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <mfsdp/mfsdp.hpp>
+#include "mfsdp/mfsdp.hpp"
 
 using mfsdp::index_t, mfsdp::matrix_shape, mfsdp::matrix_view;
 

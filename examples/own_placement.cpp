@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include <mfsdp/mfsdp.hpp>
+#include "mfsdp/mfsdp.hpp"
 
 using mfsdp::index_t;
 
@@ -87,8 +87,8 @@ std::vector<double> train(Placement placement) {
 }
 
 int main() {
-  const mfsdp::plan plan = make_plan(two_layers(), 3, dealt_placement{},
-                                     mfsdp::mixed{mfsdp::muon{}, mfsdp::adamw{}});
+  const mfsdp::plan plan =
+      make_plan(two_layers(), 3, dealt_placement{}, mfsdp::mixed{mfsdp::muon{}, mfsdp::adamw{}});
   for (const mfsdp::local_segment& segment : plan.local_segments) {
     std::printf("rank %d: %s\n", segment.rank, plan.items[segment.item].name.c_str());
   }

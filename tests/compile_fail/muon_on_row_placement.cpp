@@ -1,5 +1,10 @@
 // expect: mfsdp: this optimizer needs whole matrices, which the placement cuts; use
-#include <mfsdp/mfsdp.hpp>
+#include "mfsdp/optimizer/adamw.hpp"
+#include "mfsdp/optimizer/gathered.hpp"
+#include "mfsdp/optimizer/mixed.hpp"
+#include "mfsdp/optimizer/muon.hpp"
+#include "mfsdp/placement/rows.hpp"
+#include "support/archetypes.hpp"
 
 #ifdef MFSDP_COMPILE_FAIL
 const mfsdp::muon rule;
@@ -8,7 +13,6 @@ const mfsdp::gathered<mfsdp::muon> rule;
 #endif
 
 void program() {
-  mfsdp::sharded_model model{mfsdp::model_spec{}, mfsdp::self{}, mfsdp::row_placement{},
-                             mfsdp::mixed{rule, mfsdp::adamw{}}};
-  model.step();
+  archetype::train(archetype::collective{}, mfsdp::row_placement{},
+                   mfsdp::mixed{rule, mfsdp::adamw{}});
 }

@@ -10,4 +10,6 @@ const mfsdp::muon rule;
 const mfsdp::gathered<mfsdp::muon> rule;
 #endif
 
-mfsdp::plan program() { return make_plan(mfsdp::model_spec{}, 2, mfsdp::row_placement{}, rule); }
+mfsdp::plan program() {
+  return make_plan(mfsdp::model_spec{}, 2, mfsdp::row_placement{}, rule);
+}

@@ -3,7 +3,7 @@ file(STRINGS ${SOURCE} expected LIMIT_COUNT 1)
 if(NOT expected MATCHES "^// expect: (.+)$")
   message(FATAL_ERROR "the first line of ${SOURCE} must be '// expect: <text>'")
 endif()
-set(expected "${CMAKE_MATCH_1}")
+string(REPLACE "\\;" ";" expected "${CMAKE_MATCH_1}")
 
 set(command)
 math(EXPR last "${CMAKE_ARGC} - 1")

@@ -125,10 +125,9 @@ concept backend_copy = requires(B backend, std::span<const float> from, std::spa
   backend.copy(from, to);
 };
 template <class B>
-concept backend_multiply =
-    requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
-      backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
-    };
+concept backend_multiply = requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
+  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
+};
 template <class B>
 concept backend_transform = requires(B backend, std::span<float> x, std::span<const float> y) {
   backend.transform(mfsdp::detail::sample_kernel{}, x, y);
