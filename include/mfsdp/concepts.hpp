@@ -48,7 +48,9 @@ concept Backend = std::copy_constructible<B> &&
                     { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
                     backend.fill(x, 0.0f);
                     backend.copy(y, x);
+                    backend.copy(x, x);
                     backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
+                    backend.multiply(1.0f, m, transpose::yes, m, transpose::no, 1.0f, m);
                     backend.transform(detail::sample_kernel{}, x, y);
                     { backend.sum_of_squares(y) } -> std::same_as<double>;
                   };

@@ -12,7 +12,7 @@
 
 #include "mfsdp/planner.hpp"
 
-namespace conformance {
+namespace mfsdp_test {
 
 // States costs only, and takes every tensor in pieces.
 struct any_pieces {
@@ -139,4 +139,4 @@ void check_placement(const P& placement) {
   check_plan(small, 64, placement);
 }
 
-}  // namespace conformance
+}  // namespace mfsdp_test

@@ -262,11 +262,11 @@ TEST_CASE("text and back") {
   };
   std::mt19937 random(7);
   for (int trial = 0; trial < 20; ++trial) {
-    const model_spec spec = conformance::random_spec(random);
+    const model_spec spec = mfsdp_test::random_spec(random);
     for (const int ranks : {1, 3}) {
-      round_trip(make_plan(spec, ranks, owner_placement{}, conformance::any_pieces{}));
-      round_trip(make_plan(spec, ranks, row_placement{}, conformance::any_pieces{}));
-      round_trip(make_plan(spec, ranks, replicated_placement{}, conformance::any_pieces{}));
+      round_trip(make_plan(spec, ranks, owner_placement{}, mfsdp_test::any_pieces{}));
+      round_trip(make_plan(spec, ranks, row_placement{}, mfsdp_test::any_pieces{}));
+      round_trip(make_plan(spec, ranks, replicated_placement{}, mfsdp_test::any_pieces{}));
     }
   }
   round_trip(make_plan(tied_spec(), 2, owner_placement{}, fakes::by_role{}));

@@ -14,9 +14,14 @@ namespace mfsdp::inline MFSDP_ABI {
 // the gradient of each matrix, every rank computes the whole update with states of full size, and
 // keeps its own rows. The parameter must enter the rule element by element, as it does in all known
 // ones with decoupled decay, because a rank has only its own rows of it.
-template <Optimizer O>
-  requires(O::whole_matrix)
+template <class O>
 struct gathered {
+  static_assert(Optimizer<O>,
+                "mfsdp: gathered holds something that is no Optimizer; used alone, it says which "
+                "member it lacks");
+  static_assert(O::whole_matrix,
+                "mfsdp: gathered is for optimizers that need whole matrices, this one takes pieces");
+
   O inner;
 
  private:
@@ -49,5 +54,8 @@ struct gathered {
     inner.update(backend, state, parameter, gradient, context);
   }
 };
+
+template <class O>
+gathered(O) -> gathered<O>;
 
 }  // namespace mfsdp::inline MFSDP_ABI

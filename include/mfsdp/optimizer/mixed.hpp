@@ -10,9 +10,12 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // An OptimizerSet of two, `mixed{muon{}, adamw{}}`. Tensors of role matrix go to the first, all
 // others to the second, which must work on any piece because they may be cut.
-template <Optimizer Matrix, Optimizer Elementwise>
-  requires(!Elementwise::whole_matrix)
+template <class Matrix, class Elementwise>
 struct mixed {
+  static_assert(!requires { requires Elementwise::whole_matrix; },
+                "mfsdp: the second optimizer of mixed updates pieces of tensors, this one needs "
+                "whole matrices");
+
   Matrix matrix;
   Elementwise elementwise;
 
@@ -23,5 +26,8 @@ struct mixed {
     return tensor.role == tensor_role::matrix ? 0 : 1;
   }
 };
+
+template <class Matrix, class Elementwise>
+mixed(Matrix, Elementwise) -> mixed<Matrix, Elementwise>;
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -83,7 +83,7 @@ struct model_options {
   std::function<void(event, std::string_view)> observer{};
 };
 
-template <Collective Comm, Backend Memory>
+template <class Comm, class Memory>
 class runtime_context {
  public:
   using storage = decltype(std::declval<Memory&>().template allocate<float>(index_t{1}));

@@ -91,7 +91,7 @@ mfsdp::plan plan_owners(const mfsdp::model_spec& spec, int ranks) {
 TEST_CASE("owner: conformance") {
   for (const auto strategy : {owner_strategy::balanced, owner_strategy::ordered,
                               owner_strategy::role_greedy, owner_strategy::scope_greedy}) {
-    conformance::check_placement(owner_placement{strategy});
+    mfsdp_test::check_placement(owner_placement{strategy});
   }
 }
 

@@ -6,7 +6,7 @@
 #include "../plan_fakes.hpp"
 
 TEST_CASE("replicated: conformance") {
-  conformance::check_placement(mfsdp::replicated_placement{});
+  mfsdp_test::check_placement(mfsdp::replicated_placement{});
 }
 
 TEST_CASE("replicated: every group is resident, gradients come from and go to every rank") {

@@ -20,7 +20,7 @@ std::vector<segment> place(mfsdp::matrix_shape shape, int ranks) {
 }  // namespace
 
 TEST_CASE("rows: conformance") {
-  conformance::check_placement(row_placement{});
+  mfsdp_test::check_placement(row_placement{});
 }
 
 TEST_CASE("rows: ten rows over four ranks are 3, 3, 2, 2") {
