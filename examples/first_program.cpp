@@ -17,6 +17,8 @@ int main() {
     mfsdp::sharded_model model{
         spec, comm, mfsdp::owner_placement{},
         mfsdp::mixed{mfsdp::muon{.learning_rate = 0.02}, mfsdp::adamw{.learning_rate = 3e-4}}};
+    // Called for each part of a tensor ("block.0.mlp.up") on this rank; `first` counts its elements
+    // in row-major order.
     model.initialize([](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t first) {
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1.0f / float(first + i + 1);
     });
@@ -28,16 +30,19 @@ int main() {
     for (auto unit : model.backward_order()) {
       auto weights = model.acquire(unit, mfsdp::pass::backward);
       auto gradients = model.gradients(unit);
-      // Your backward writes every element of gradients["mlp.up"].flat() and the others.
+      // Your backward writes every element of gradients["mlp.up"].flat() and the others, or adds to
+      // them after this:
       gradients.zero();
       gradients["mlp.up"].flat()[0] = weights["mlp.up"].flat()[0];
       gradients.reduce();
     }
-    model.step();
+    model.clip(1.0);                 // by the global norm
+    model.step(/*learning rate x*/ 0.5f);  // local: moves nothing
+    const double loss = model.sum(0.25 * comm.rank());  // over all ranks
 
     if (comm.rank() == 0) {
       fmt::print("{}", mfsdp::describe(model.plan()));
-      fmt::print("bytes received: forward {}, backward {}, step {}\n",
+      fmt::print("loss {}\nbytes received: forward {}, backward {}, step {}\n", loss,
                  model.moved(mfsdp::phase::forward).received,
                  model.moved(mfsdp::phase::backward).received,
                  model.moved(mfsdp::phase::step).received);

@@ -1,6 +1,10 @@
 // Build-time switches. The only header with compiler or build conditions.
 #pragma once
 
+#if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) < 202002L
+#error "mfsdp needs C++20: compile with -std=c++20"
+#endif
+
 #include <cstddef>
 
 #include "mfsdp/version.hpp"

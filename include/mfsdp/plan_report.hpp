@@ -110,6 +110,28 @@ namespace detail {
   return result;
 }
 
+namespace detail {
+
+// A unit in which the largest number of a column has digits before the point.
+struct unit_of_measure {
+  std::string_view name;
+  double size;
+  [[nodiscard]] double of(index_t value) const { return static_cast<double>(value) / size; }
+};
+
+[[nodiscard]] inline unit_of_measure memory_unit(index_t bytes) {
+  if (bytes < index_t{1} << 20) return {"KiB", 0x1p10};
+  if (bytes < index_t{1} << 30) return {"MiB", 0x1p20};
+  return {"GiB", 0x1p30};
+}
+[[nodiscard]] inline unit_of_measure work_unit(index_t flops) {
+  if (flops < 1'000'000) return {"KFLOP", 1e3};
+  if (flops < 1'000'000'000) return {"MFLOP", 1e6};
+  return {"GFLOP", 1e9};
+}
+
+}  // namespace detail
+
 // A table of loads for people: ranks, the distance of each objective to its ideal, then groups.
 // Beyond 16 rows the middle ones are left out.
 [[nodiscard]] inline std::string describe(const plan& p) {
@@ -128,19 +150,23 @@ namespace detail {
       }
     }
   };
-  const auto mebibytes = [](index_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-  const auto gigaflops = [](index_t flops) { return static_cast<double>(flops) / 1e9; };
+  const index_t most_bytes =
+      *std::max_element(loads.resident_bytes.begin(), loads.resident_bytes.end());
+  const index_t most_flops =
+      *std::max_element(loads.update_flops.begin(), loads.update_flops.end());
+  const detail::unit_of_measure memory = detail::memory_unit(most_bytes);
+  const detail::unit_of_measure time = detail::work_unit(most_flops);
 
   print("{} ranks, placement {}, {} units, {} tensors\n\n", p.ranks, p.placement,
         p.spec.units().size(), p.spec.tensors().size());
-  print("  rank  resident MiB  update GFLOP  matrices");
+  print("  rank  resident {}  update {:>6}  matrices", memory.name, time.name);
   for (const std::string& optimizer : p.optimizers) {
     print("  {:>22}", optimizer + " tensors, elements");
   }
   print("\n");
   for_rows(loads.matrices.size(), [&](std::size_t rank) {
-    print("{:>6}  {:>12.2f}  {:>12.3f}  {:>8}", rank, mebibytes(loads.resident_bytes[rank]),
-          gigaflops(loads.update_flops[rank]), loads.matrices[rank]);
+    print("{:>6}  {:>12.2f}  {:>12.3f}  {:>8}", rank, memory.of(loads.resident_bytes[rank]),
+          time.of(loads.update_flops[rank]), loads.matrices[rank]);
     for (std::size_t o = 0; o < p.optimizers.size(); ++o) {
       const optimizer_load& load = loads.optimizers[o][rank];
       const std::size_t width = std::max<std::size_t>(22, p.optimizers[o].size() + 18);
@@ -160,16 +186,12 @@ namespace detail {
   const auto ratio = [](index_t value, index_t ideal) {
     return ideal == 0 ? 1.0 : static_cast<double>(value) / static_cast<double>(ideal);
   };
-  const index_t most_bytes =
-      *std::max_element(loads.resident_bytes.begin(), loads.resident_bytes.end());
-  const index_t most_flops =
-      *std::max_element(loads.update_flops.begin(), loads.update_flops.end());
   print(
-      "\nlargest against ideal: bytes {:.2f} / {:.2f} MiB = {:.3f}, time {:.3f} / {:.3f} GFLOP = "
+      "\nlargest against ideal: memory {:.2f} / {:.2f} {} = {:.3f}, time {:.3f} / {:.3f} {} = "
       "{:.3f}\n\n",
-      mebibytes(most_bytes), mebibytes(loads.resident_bytes_ideal),
-      ratio(most_bytes, loads.resident_bytes_ideal), gigaflops(most_flops),
-      gigaflops(loads.update_flops_ideal), ratio(most_flops, loads.update_flops_ideal));
+      memory.of(most_bytes), memory.of(loads.resident_bytes_ideal), memory.name,
+      ratio(most_bytes, loads.resident_bytes_ideal), time.of(most_flops),
+      time.of(loads.update_flops_ideal), time.name, ratio(most_flops, loads.update_flops_ideal));
 
   const std::vector<group_load> groups = group_loads_of(p);
   print("  elements  largest on a rank  fan-out  unit\n");

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -260,9 +262,14 @@ class sharded_model {
   }
 
   // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
-  // If it is not finite nothing is scaled and the next step is skipped, on all ranks alike.
+  // If it is not finite nothing is scaled and the next step is skipped, on all ranks alike;
+  // clip(infinity) only looks for that. Errors: usage_error unless max_norm > 0, or as step.
   // Cost: one small gather, none where every rank holds everything.
   double clip(double max_norm) {
+    if (!(max_norm > 0)) {
+      throw usage_error(fmt::format(
+          "clip: the largest norm must be positive, not {}; infinity scales nothing", max_norm));
+    }
     gradients_.finish();
     const double norm = norm_.compute([this](std::size_t i) { return gradient_segment(i); });
     skip_step_ = !std::isfinite(norm);
@@ -281,6 +288,10 @@ class sharded_model {
   // optimizers (a schedule). Errors: usage_error if a unit is in use, or if a gradient was handed out
   // but not reduced, or never asked for.
   step_result step(float learning_rate_scale = 1) {
+    if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
+      throw usage_error(
+          fmt::format("step: a learning rate cannot be scaled by {}", learning_rate_scale));
+    }
     require_released("step");
     gradients_.finish();
     parameters_.quiesce();
@@ -327,15 +338,20 @@ class sharded_model {
     }
     const std::vector<std::uint64_t> own{to_text(plan()).size(), hash(plan())};
     const auto all = gather_from_all<std::uint64_t>(own, "plan check", phase::setup);
-    std::string different;
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
     for (std::size_t r = 0; r < all.size() / 2; ++r) {
-      if (all[2 * r] != own[0] || all[2 * r + 1] != own[1]) different += fmt::format(" {}", r);
+      std::string& list = ranks_by_plan[{all[2 * r], all[2 * r + 1]}];
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
     }
-    if (!different.empty()) {
+    if (ranks_by_plan.size() > 1) {
+      std::string groups;
+      for (const auto& [plan_hash, ranks] : ranks_by_plan) {
+        groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
+      }
       throw plan_error(fmt::format(
-          "rank {} has another plan than rank{}: all ranks must pass the same model, placement and "
-          "optimizers",
-          rank(), different));
+          "the ranks have different plans ({}); rank {} has {} units and {} tensors; all ranks must "
+          "pass the same model, placement and optimizers",
+          groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
     return context_;
   }

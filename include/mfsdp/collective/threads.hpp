@@ -54,6 +54,7 @@ class thread_board {
         timeout_(options.timeout),
         next_(at(ranks), 0),
         left_(at(ranks), false),
+        waits_(at(ranks)),
         bytes_read_(at(ranks), 0) {}
 
   [[nodiscard]] int ranks() const { return ranks_; }
@@ -106,12 +107,8 @@ class thread_board {
   // Waits until no rank needs the input of this operation any more.
   void drain(int rank, std::int64_t number, deadline until) {
     std::unique_lock lock(mutex_);
-    const auto done = [&](int other) { return finished(number, other); };
-    // What is over is over, even if a rank has failed since.
-    if (!changed_.wait_until(lock, until,
-                             [&] { return drained(number) || poll(rank, number, done); })) {
-      give_up(rank, overdue(number, rank, done));
-    }
+    if (drained(number)) return;  // what is over is over, even if a rank has failed since
+    await(lock, rank, number, until, [&](int other) { return finished(number, other); });
   }
 
   // Makes the memory behind a request safe to free, whatever state the world is in.
@@ -140,6 +137,7 @@ class thread_board {
     std::unique_lock lock(mutex_);
     left_[at(rank)] = true;
     if (!failure_ && unwound(rank)) record(*unwinding_);
+    if (!failure_ && standoff()) record(failure_of(rank, describe_standoff()));
     changed_.notify_all();
   }
 
@@ -179,6 +177,20 @@ class thread_board {
     int rank;
     std::string what;
     std::exception_ptr cause;
+  };
+
+  // What a blocked rank waits for.
+  struct waiting {
+    std::int64_t number = 0;
+    const std::function<bool(int)>* joined = nullptr;
+  };
+
+  struct wait_scope {
+    wait_scope(waiting& slot, const waiting& what) : slot_(slot) { slot_ = what; }
+    ~wait_scope() { slot_ = {}; }
+    wait_scope(const wait_scope&) = delete;
+    wait_scope& operator=(const wait_scope&) = delete;
+    waiting& slot_;
   };
 
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
@@ -244,9 +256,45 @@ class thread_board {
   template <class Joined>
   void await(std::unique_lock<std::mutex>& lock, int rank, std::int64_t number, deadline until,
              const Joined& joined) {
-    if (!changed_.wait_until(lock, until, [&] { return poll(rank, number, joined); })) {
-      give_up(rank, overdue(number, rank, joined));
+    if (poll(rank, number, joined)) return;
+    const std::function<bool(int)> joined_by = joined;
+    const wait_scope waits(waits_[at(rank)], {number, &joined_by});
+    if (standoff()) give_up(rank, describe_standoff());
+    // What is over is over, even if a rank has failed since.
+    const auto over = [&] { return number < oldest_ || poll(rank, number, joined); };
+    if (!changed_.wait_until(lock, until, over)) give_up(rank, overdue(number, rank, joined));
+  }
+
+  // Whether every rank waits for another or has returned, so that no deadline need be waited for.
+  [[nodiscard]] bool standoff() const {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (!left_[at(rank)] && (waits_[at(rank)].joined == nullptr || missing(rank).empty())) {
+        return false;
+      }
     }
+    return std::ranges::any_of(waits_, [](const waiting& w) { return w.joined != nullptr; });
+  }
+
+  // Ranks that a waiting rank misses.
+  [[nodiscard]] std::string missing(int rank) const {
+    std::string list;
+    for (int other = 0; other < ranks_; ++other) {
+      if ((*waits_[at(rank)].joined)(other)) continue;
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", other);
+    }
+    return list;
+  }
+
+  [[nodiscard]] std::string describe_standoff() {
+    std::string what = "no rank can go on, since they made different calls:";
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (waits_[at(rank)].joined == nullptr) {
+        what += fmt::format(" rank {} has returned;", rank);
+      } else {
+        what += " " + describe(waits_[at(rank)].number, rank, "waits for " + missing(rank)) + ";";
+      }
+    }
+    return what + " all ranks must make the same calls in the same order";
   }
 
   [[nodiscard]] std::string describe(std::int64_t number, int rank, std::string_view what) {
@@ -291,6 +339,7 @@ class thread_board {
   std::int64_t oldest_ = 0;         // number of the first of them
   std::vector<std::int64_t> next_;  // number of each rank's next operation
   std::vector<bool> left_;
+  std::vector<waiting> waits_;      // of each rank
   std::vector<std::int64_t> bytes_read_;
   std::optional<failure> unwinding_;  // a rank is being unwound: no transfer starts
   std::optional<failure> failure_;

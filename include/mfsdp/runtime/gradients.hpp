@@ -139,8 +139,8 @@ class unit_gradients {
       }
       if (!group.reduced) {
         throw usage_error(fmt::format(
-            "'{}' has no gradient in this step; a rank that computes none must still call "
-            "gradients(unit).zero() and reduce() so that all ranks make the same calls",
+            "'{}' has no gradient since the last step (clip comes before step); a rank that computes "
+            "none must still call gradients(unit), zero() and reduce(), as all ranks do",
             layout.name));
       }
     }
