@@ -57,8 +57,8 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "\n");
 
     nlohmann::ordered_json figures{{"ranks", how.ranks}, {"repetitions", repetitions}};
-    fmt::print("{:<10} {:<12} {:>10} {:>10} {:>10} {:>14}\n", "optimizer", "placement",
-               "chars/s", "slowest", "fastest", "to replicated");
+    fmt::print("{:<10} {:<12} {:>10} {:>10} {:>10} {:>14}\n", "optimizer", "placement", "chars/s",
+               "slowest", "fastest", "to replicated");
     for (const std::string& optimizer : optimizers) {
       for (const std::string& placement : placements) {
         const std::vector<double>& all = rates[optimizer + " " + placement];

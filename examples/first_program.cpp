@@ -36,8 +36,8 @@ int main() {
       gradients["mlp.up"].flat()[0] = weights["mlp.up"].flat()[0];
       gradients.reduce();
     }
-    model.clip(1.0);                 // by the global norm
-    model.step(/*learning rate x*/ 0.5f);  // local: moves nothing
+    model.clip(1.0);                                    // by the global norm
+    model.step(/*learning rate x*/ 0.5f);               // local: moves nothing
     const double loss = model.sum(0.25 * comm.rank());  // over all ranks
 
     if (comm.rank() == 0) {

@@ -33,7 +33,7 @@ struct normalized_momentum {
 
     const std::span<const T> m = state[0];
     const double norm = std::sqrt(backend.sum_of_squares(m));
-    const double rate = learning_rate * static_cast<double>(context.learning_rate_scale);
+    const double rate = learning_rate * context.learning_rate_scale;
     const T step = static_cast<T>(rate / (norm + 1e-12));
     backend.transform([step](auto& w, const auto& d) { w = w - step * d; }, parameter.flat(), m);
   }

@@ -16,7 +16,9 @@ namespace {
 using namespace train_gpt;
 using json = nlohmann::ordered_json;
 
-std::string name_of(const settings& how) { return how.optimizer + " on " + how.placement; }
+std::string name_of(const settings& how) {
+  return how.optimizer + " on " + how.placement;
+}
 
 outcome run(const settings& how, const text& data) {
   progress_line line(name_of(how), how);
@@ -66,10 +68,14 @@ void write_json(const std::string& path, const json& figures) {
 void tour(settings how, const text& data, const std::string& folder, const std::string& json_path) {
   const double bigram = bigram_loss(data);
   how.sample = how.sample > 0 ? how.sample : 320;
+  if (how.validate_every == 0) how.validate_every = how.steps;
   const outcome muon = run(how, data);
 
   settings other = how;
   other.optimizer = "adamw";
+  if (how.elementwise_rate == settings{}.elementwise_rate) {
+    other.elementwise_rate = 1e-3;  // the best of a sweep, see docs/benchmarks.md
+  }
   other.sample = 0;
   const outcome adamw = run(other, data);
 
@@ -143,7 +149,8 @@ int main(int argc, char** argv) {
   app.add_option("--prefetch", how.prefetch, "units gathered ahead")->capture_default_str();
   app.add_option("--validate-every", how.validate_every, "steps between validations, 0 for none")
       ->capture_default_str();
-  app.add_option("--sample", how.sample, "characters to generate at the end")->capture_default_str();
+  app.add_option("--sample", how.sample, "characters to generate at the end")
+      ->capture_default_str();
   app.add_option("--json", json_path, "write the figures to this file");
   app.add_option("--demo", demo_folder, "the tour: compare optimizers and placements, draw, report")
       ->check(CLI::ExistingDirectory);

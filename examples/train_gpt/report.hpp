@@ -52,12 +52,15 @@ class progress_line {
   bool terminal_ = isatty(STDOUT_FILENO) != 0;
 };
 
-inline std::string kib(mfsdp::index_t bytes) { return fmt::format("{:.0f}", bytes / 1024.0); }
+inline std::string kib(mfsdp::index_t bytes) {
+  return fmt::format("{:.0f}", bytes / 1024.0);
+}
 
 // One row a rank: what it owns and what it moved in all steps and validations together.
 inline std::string rank_table(const outcome& result) {
   std::string table = fmt::format(
-      "{:>4} {:>9} {:>13} {:>14} {:>23} {:>23} {:>11}\n{:>4} {:>9} {:>13} {:>14} {:>23} {:>23} {:>11}\n",
+      "{:>4} {:>9} {:>13} {:>14} {:>23} {:>23} {:>11}\n{:>4} {:>9} {:>13} {:>14} {:>23} {:>23} "
+      "{:>11}\n",
       "rank", "matrices", "resident KiB", "live peak KiB", "forward MiB in / out",
       "backward MiB in / out", "step bytes", "", "owned", "", "", "", "", "");
   const auto mib = [](const mfsdp::traffic& t) {
@@ -82,7 +85,8 @@ struct curve {
 
 // Draws loss against steps with gnuplot; dots are validation losses. Returns false, and says so,
 // where gnuplot is missing.
-inline bool draw_losses(const std::string& folder, const std::vector<curve>& curves, double bigram) {
+inline bool draw_losses(const std::string& folder, const std::vector<curve>& curves,
+                        double bigram) {
   std::string plot;
   for (std::size_t i = 0; i < curves.size(); ++i) {
     const std::string training = fmt::format("{}/loss.{}.dat", folder, i);
@@ -92,7 +96,8 @@ inline bool draw_losses(const std::string& folder, const std::vector<curve>& cur
       losses << step + 1 << ' ' << curves[i].run->losses[step] << '\n';
     }
     std::ofstream points(validation);
-    for (const validation_point& p : curves[i].run->validation) points << p.step << ' ' << p.loss << '\n';
+    for (const validation_point& p : curves[i].run->validation)
+      points << p.step << ' ' << p.loss << '\n';
     plot += fmt::format(
         "'{}' using 1:2 with lines lw 1 lc {} title '{}, training', "
         "'{}' using 1:2 with linespoints lw 2 pt 7 lc {} title '{}, validation', ",
@@ -102,7 +107,8 @@ inline bool draw_losses(const std::string& folder, const std::vector<curve>& cur
   script << "set terminal pngcairo size 1000,600 font 'sans,11'\n"
          << "set output '" << folder << "/loss.png'\n"
          << "set xlabel 'steps'\nset ylabel 'nats per byte'\nset grid\nset yrange [1:4.5]\n"
-         << "plot " << plot << bigram << " with lines dt 2 lc rgb 'gray40' title 'bigram baseline'\n";
+         << "plot " << plot << bigram
+         << " with lines dt 2 lc rgb 'gray40' title 'bigram baseline'\n";
   script.close();
   const std::string command = "gnuplot '" + folder + "/loss.gp'";
   if (std::system(command.c_str()) == 0) return true;

@@ -35,9 +35,9 @@ class text {
     tokens_ = encode(bytes);
     training_size_ = tokens_.size() - tokens_.size() / 10;
     if (context < 1 || std::min(training().size(), validation().size()) <= std::size_t(context)) {
-      throw std::invalid_argument(
-          "a text of " + std::to_string(bytes.size()) + " bytes is too short for context " +
-          std::to_string(context) + ": its last tenth, too, must be longer than the context");
+      throw std::invalid_argument("a text of " + std::to_string(bytes.size()) +
+                                  " bytes is too short for context " + std::to_string(context) +
+                                  ": its last tenth, too, must be longer than the context");
     }
   }
 

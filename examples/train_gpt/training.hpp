@@ -23,14 +23,14 @@ struct settings {
   int ranks = 4;
   std::string placement = "owner";
   std::string optimizer = "muon";
-  int steps = 500;       // of the learning-rate schedule
-  int stop_after = 0;    // steps to take of it; 0: all
+  int steps = 500;     // of the learning-rate schedule
+  int stop_after = 0;  // steps to take of it; 0: all
   int sequences = 32;  // of all ranks together, in a step
   transformer_shape shape{};
   std::uint64_t seed = 1;
-  double matrix_rate = 0.02;      // Muon's, on the hidden matrices
+  double matrix_rate = 0.02;       // Muon's, on the hidden matrices
   double elementwise_rate = 3e-3;  // AdamW's, on the rest or on everything
-  double clip = 0;                // global gradient norm; 0: no clipping
+  double clip = 0;                 // global gradient norm; 0: no clipping
   int warmup = 20;
   int prefetch = 1;
   int validate_every = 50;
@@ -53,7 +53,7 @@ struct rank_account {
 struct outcome {
   std::vector<double> losses;  // of each step, over all ranks, nats per byte
   std::vector<validation_point> validation;
-  double train_seconds = 0;    // in training steps, validation not counted
+  double train_seconds = 0;  // in training steps, validation not counted
   mfsdp::index_t resident_bytes_ideal = 0;
   std::vector<rank_account> ranks;
   std::string sample;
@@ -144,11 +144,10 @@ class trainer {
     for (int b = 0; b < batches; ++b) {
       for (int i = 0; i < local_; ++i) {
         const auto at = static_cast<std::size_t>(i) * length;
-        validation_window(data_.validation(),
-                          static_cast<std::size_t>(b * batch + model_.rank() * local_ + i),
-                          static_cast<std::size_t>(batches * batch),
-                          std::span(inputs_).subspan(at, length),
-                          std::span(targets_).subspan(at, length));
+        validation_window(
+            data_.validation(), static_cast<std::size_t>(b * batch + model_.rank() * local_ + i),
+            static_cast<std::size_t>(batches * batch), std::span(inputs_).subspan(at, length),
+            std::span(targets_).subspan(at, length));
       }
       loss += forward(mfsdp::pass::evaluate, 1);
     }
@@ -169,7 +168,8 @@ class trainer {
         const auto w = model_.acquire(unit, mfsdp::pass::evaluate);
         if (model_.rank() != 0) continue;
         if (unit == 0) {
-          single.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()), window);
+          single.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()),
+                               window);
         } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
           single.block_forward(static_cast<int>(unit) - 1,
                                detail::tensors_of<block_parameters<float>>(w.pointers()));
@@ -193,13 +193,14 @@ class trainer {
     for (const std::size_t unit : model_.forward_order()) {
       const auto w = model_.acquire(unit, why);
       if (unit == 0) {
-        network_.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()), inputs_);
+        network_.embed_forward(detail::tensors_of<embedding_parameters<float>>(w.pointers()),
+                               inputs_);
       } else if (unit <= static_cast<std::size_t>(how_.shape.layers)) {
         network_.block_forward(static_cast<int>(unit) - 1,
                                detail::tensors_of<block_parameters<float>>(w.pointers()));
       } else {
-        loss = network_.head_loss(detail::tensors_of<head_parameters<float>>(w.pointers()), targets_,
-                                  gradient_scale);
+        loss = network_.head_loss(detail::tensors_of<head_parameters<float>>(w.pointers()),
+                                  targets_, gradient_scale);
       }
     }
     return loss;
@@ -242,13 +243,13 @@ outcome train_as(const settings& how, const text& data, Placement placement, Rul
   mfsdp::thread_world{how.ranks}.run([&](auto comm) {
     mfsdp::sharded_model model{make_spec(how.shape), comm, placement, rules,
                                mfsdp::model_options{.prefetch = how.prefetch}};
-    model.initialize([&](const mfsdp::tensor_spec& tensor, std::span<float> values,
-                         mfsdp::index_t first) {
-      const initial_values initial(how.shape, tensor.name, how.seed);
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        values[i] = static_cast<float>(initial(static_cast<std::uint64_t>(first) + i));
-      }
-    });
+    model.initialize(
+        [&](const mfsdp::tensor_spec& tensor, std::span<float> values, mfsdp::index_t first) {
+          const initial_values initial(how.shape, tensor.name, how.seed);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(initial(static_cast<std::uint64_t>(first) + i));
+          }
+        });
 
     trainer run(model, how, data);
     const bool speaks = comm.rank() == 0;
@@ -299,9 +300,8 @@ inline outcome train(const settings& how, const text& data, const progress& repo
                                 " sequences a step cannot be shared out evenly over " +
                                 std::to_string(how.ranks) + " ranks");
   }
-  const mfsdp::adamw elementwise{.learning_rate = how.elementwise_rate,
-                                 .beta2 = 0.99,
-                                 .weight_decay = 0.1};
+  const mfsdp::adamw elementwise{
+      .learning_rate = how.elementwise_rate, .beta2 = 0.99, .weight_decay = 0.1};
   const mfsdp::muon matrix{.learning_rate = how.matrix_rate};
   const auto place = [&](auto placement) {
     if (how.optimizer == "adamw") return train_as(how, data, placement, elementwise, report);

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <Eigen/Core>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -316,7 +315,9 @@ class transformer {
   static Eigen::Map<const matrix> weights(const T* data, index_t rows, index_t cols) {
     return {data, rows, cols};
   }
-  static Eigen::Map<matrix> weights(T* data, index_t rows, index_t cols) { return {data, rows, cols}; }
+  static Eigen::Map<matrix> weights(T* data, index_t rows, index_t cols) {
+    return {data, rows, cols};
+  }
 
   index_t token(index_t row) const { return tokens_[static_cast<std::size_t>(row)]; }
 
@@ -443,8 +444,8 @@ class transformer {
 
   // One gradient of the residual stream for all layers: each adds its own part to it.
   matrix d_stream_;
-  matrix d_narrow_, d_wide_;   // of whatever lies between, [rows, C] and [rows, F]
-  matrix scores_, d_scores_;   // of one attention tile
+  matrix d_narrow_, d_wide_;  // of whatever lies between, [rows, C] and [rows, F]
+  matrix scores_, d_scores_;  // of one attention tile
   Eigen::Array<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> cosine_, sine_, rotated_;
 };
 

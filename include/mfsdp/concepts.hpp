@@ -37,32 +37,33 @@ struct sample_kernel {
 //   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
 //   fill, copy         over spans
 //   multiply(alpha, a, op_a, b, op_b, beta, c)   c = alpha op(a) op(b) + beta c; c aliases neither
-//   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element; the kernel
+//   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element; the
+//   kernel
 //                      is written once for scalars and packets, and its result for an element must
 //                      not depend on where the element stands
 //   sum_of_squares(x)  in double, over blocks of block_elements from the start of x, in order
 template <class B>
-concept Backend = std::copy_constructible<B> &&
-                  requires(B backend, std::span<float> x, std::span<const float> y,
-                           matrix_view<float> m, matrix_view<const float> n) {
-                    { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
-                    backend.fill(x, 0.0f);
-                    backend.copy(y, x);
-                    backend.copy(x, x);
-                    backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
-                    backend.multiply(1.0f, m, transpose::yes, m, transpose::no, 1.0f, m);
-                    backend.transform(detail::sample_kernel{}, x, y);
-                    { backend.sum_of_squares(y) } -> std::same_as<double>;
-                  };
+concept Backend =
+    std::copy_constructible<B> && requires(B backend, std::span<float> x, std::span<const float> y,
+                                           matrix_view<float> m, matrix_view<const float> n) {
+      { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
+      backend.fill(x, 0.0f);
+      backend.copy(y, x);
+      backend.copy(x, x);
+      backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
+      backend.multiply(1.0f, m, transpose::yes, m, transpose::no, 1.0f, m);
+      backend.transform(detail::sample_kernel{}, x, y);
+      { backend.sum_of_squares(y) } -> std::same_as<double>;
+    };
 
 // -------------------------------------------------------------------------------------- Optimizer
 
 // What an update may know besides its own options.
 template <class T>
 struct update_context {
-  std::int64_t step = 1;       // of this parameter, the first is 1
-  T learning_rate_scale = 1;   // a schedule's factor on the optimizer's own rate
-  std::span<T> workspace{};    // workspace_size(shape) elements of undefined content
+  std::int64_t step = 1;           // of this parameter, the first is 1
+  double learning_rate_scale = 1;  // a schedule's factor on the optimizer's own rate
+  std::span<T> workspace{};        // workspace_size(shape) elements of undefined content
 };
 
 namespace contract {
@@ -90,8 +91,9 @@ concept optimizer_workspace_size = requires(const O& o, matrix_shape s) {
 };
 
 template <class O, class T>
-using state_spans = std::array<
-    std::span<T>, std::tuple_size_v<decltype(std::declval<const O&>().state_sizes(matrix_shape{}))>>;
+using state_spans =
+    std::array<std::span<T>,
+               std::tuple_size_v<decltype(std::declval<const O&>().state_sizes(matrix_shape{}))>>;
 
 template <class O, class B>
 concept optimizer_update =
@@ -110,9 +112,10 @@ using state_spans = contract::state_spans<O, T>;
 //   name               for plans and reports
 //   whole_matrix       true if update needs the whole matrix; false if it works on any piece
 //   flops(shape)       arithmetic of one update, the planner's measure of time
-//   state_sizes(shape) elements of each state, zero at the start; std::array<index_t, number of states>
-//   workspace_size(shape)   scratch elements of one update
-//   update(backend, state, parameter, gradient, context)   never writes the gradient; an elementwise
+//   state_sizes(shape) elements of each state, zero at the start; std::array<index_t, number of
+//   states> workspace_size(shape)   scratch elements of one update options()          optional: the
+//   options as text, compared between ranks at the start update(backend, state, parameter,
+//   gradient, context)   never writes the gradient; an elementwise
 //                      piece arrives as a 1 x n view
 template <class O>
 concept Optimizer = std::copyable<O> && contract::optimizer_name<O> &&
@@ -163,12 +166,13 @@ template <class O>
 //   place(items, ranks)   for each item its segments, covering it exactly once; a pure function in
 //                    integer arithmetic, since every rank computes it for itself
 template <class P>
-concept Placement = std::copyable<P> && requires(const P& p, std::span<const placement_item> items) {
-  { P::name } -> std::convertible_to<std::string_view>;
-  { P::whole_matrices } -> std::convertible_to<bool>;
-  { P::replicated } -> std::convertible_to<bool>;
-  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
-};
+concept Placement =
+    std::copyable<P> && requires(const P& p, std::span<const placement_item> items) {
+      { P::name } -> std::convertible_to<std::string_view>;
+      { P::whole_matrices } -> std::convertible_to<bool>;
+      { P::replicated } -> std::convertible_to<bool>;
+      { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
+    };
 
 // ------------------------------------------------------------------------------------- Collective
 
@@ -192,11 +196,11 @@ enum class reduce_into : bool { write, add };
 
 // The base of every engine: who am I, among how many. Ranks call operations in one common order.
 template <class C>
-concept Collective = std::copy_constructible<C> && Request<typename C::request> &&
-                     requires(const C& c) {
-                       { c.rank() } -> std::same_as<int>;
-                       { c.size() } -> std::same_as<int>;
-                     };
+concept Collective =
+    std::copy_constructible<C> && Request<typename C::request> && requires(const C& c) {
+      { c.rank() } -> std::same_as<int>;
+      { c.size() } -> std::same_as<int>;
+    };
 
 // One concept for each operation, so that an engine that offers less still serves those who need
 // less. Pieces and label are the same on all ranks and outlive the request; pieces of no elements
@@ -204,10 +208,11 @@ concept Collective = std::copy_constructible<C> && Request<typename C::request> 
 //
 // All-gather: every rank's pieces reach `full` on every rank, this rank's own included.
 template <class C, class T>
-concept AllGather = Collective<C> && requires(C c, std::span<const T> shard, std::span<T> full,
-                                              std::span<const piece> pieces, std::string_view label) {
-  { c.start_all_gather(shard, full, pieces, label) } -> std::same_as<typename C::request>;
-};
+concept AllGather =
+    Collective<C> && requires(C c, std::span<const T> shard, std::span<T> full,
+                              std::span<const piece> pieces, std::string_view label) {
+      { c.start_all_gather(shard, full, pieces, label) } -> std::same_as<typename C::request>;
+    };
 
 // Reduce-scatter: each piece of `full`, summed over ranks 0, 1, 2, ... in that order, reaches the
 // shard of the piece's rank.

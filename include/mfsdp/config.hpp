@@ -5,6 +5,10 @@
 #error "mfsdp needs C++20: compile with -std=c++20"
 #endif
 
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "mfsdp: -ffast-math (-ffinite-math-only) hides infinities and NaN; include mfsdp without it"
+#endif
+
 #include <cstddef>
 
 #include "mfsdp/version.hpp"

@@ -11,12 +11,12 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // What a placement places: a matrix, one row group of a matrix, or a whole elementwise tensor.
 struct placement_item {
-  std::string name;          // of the tensor, for messages
-  std::size_t tensor = 0;    // index in the spec
-  std::size_t unit = 0;      // unit that declares it
+  std::string name;            // of the tensor, for messages
+  std::size_t tensor = 0;      // index in the spec
+  std::size_t unit = 0;        // unit that declares it
   index_t offset = 0;          // first element, counted from the start of the tensor
-  matrix_shape shape{};      // rows and columns of the item
-  bool divisible = false;    // may be cut at multiples of block_elements; otherwise one piece
+  matrix_shape shape{};        // rows and columns of the item
+  bool divisible = false;      // may be cut at multiples of block_elements; otherwise one piece
   index_t update_flops = 0;    // of one optimizer step on the whole item
   index_t resident_bytes = 0;  // parameter, gradient and optimizer state of the whole item
 

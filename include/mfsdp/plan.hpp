@@ -19,7 +19,7 @@ struct tensor_slot {
   std::size_t group = 0;
   index_t offset = 0;           // of its parameters
   index_t gradient_offset = 0;  // of its gradient, unless frozen
-  int optimizer = -1;  // index into plan::optimizers; -1: frozen
+  int optimizer = -1;           // index into plan::optimizers; -1: frozen
 };
 
 // The whole buffer of a group, the shard of it that each rank holds, and what connects them.
@@ -35,10 +35,10 @@ struct transfer_group {
   std::string name;                  // of the unit, or of the tied tensor
   std::vector<std::size_t> tensors;  // in order of registration
   bool held = false;
-  bool resident = false;                // every rank holds all of it: nothing to gather
-  buffer_layout parameters{};           // nothing is moved when resident
-  buffer_layout gradients{};            // trainable tensors only
-  std::vector<std::size_t> units;       // that use the group, in forward order
+  bool resident = false;           // every rank holds all of it: nothing to gather
+  buffer_layout parameters{};      // nothing is moved when resident
+  buffer_layout gradients{};       // trainable tensors only
+  std::vector<std::size_t> units;  // that use the group, in forward order
 };
 
 // One contiguous part of an item in the shard of one rank.
@@ -57,6 +57,7 @@ struct plan {
   std::string placement;
   bool replicated = false;
   std::vector<std::string> optimizers;
+  std::vector<bool> gathers;  // of each optimizer: every rank repeats the whole update
 
   std::vector<placement_item> items;           // in spec order
   std::vector<std::vector<segment>> segments;  // of each item, by offset; none if replicated

@@ -112,11 +112,11 @@ inline void lay_out(plan& p) {
     group.resident = resident;
     for (const std::size_t t : group.tensors) {
       const index_t size = round_up(p.spec.tensors()[t].elements(), aligned_elements);
-      p.tensors[t].offset = std::exchange(group.parameters.full_elements,
-                                          group.parameters.full_elements + size);
+      p.tensors[t].offset =
+          std::exchange(group.parameters.full_elements, group.parameters.full_elements + size);
       if (p.tensors[t].optimizer < 0) continue;
-      p.tensors[t].gradient_offset = std::exchange(group.gradients.full_elements,
-                                                   group.gradients.full_elements + size);
+      p.tensors[t].gradient_offset =
+          std::exchange(group.gradients.full_elements, group.gradients.full_elements + size);
     }
     for (buffer_layout* layout : {&group.parameters, &group.gradients}) {
       layout->shard_elements.assign(static_cast<std::size_t>(p.ranks),
@@ -136,7 +136,8 @@ inline void lay_out(plan& p) {
     const tensor_slot& slot = p.tensors[item.tensor];
     transfer_group& group = p.groups[slot.group];
     const auto add_segment = [&](const segment& s) {
-      local_segment& local = p.local_segments.emplace_back(local_segment{i, s.rank, s.offset, s.count});
+      local_segment& local =
+          p.local_segments.emplace_back(local_segment{i, s.rank, s.offset, s.count});
       local.local = place(group.parameters, s, slot.offset + item.offset + s.offset);
       if (slot.optimizer < 0) return;
       local.gradient = place(group.gradients, s, slot.gradient_offset + item.offset + s.offset);

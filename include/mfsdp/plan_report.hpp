@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mfsdp/plan.hpp"
+#include "mfsdp/plan_layout.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -78,16 +79,31 @@ namespace detail {
   for (const local_segment& s : p.local_segments) {
     const placement_item& item = p.items[s.item];
     const auto rank = static_cast<std::size_t>(s.rank);
-    result.resident_bytes[rank] += detail::share(item.resident_bytes, s.count, item.elements());
-    result.update_flops[rank] += detail::share(item.update_flops, s.count, item.elements());
+    const int optimizer = p.tensors[item.tensor].optimizer;
+    if (optimizer >= 0 && p.gathers[static_cast<std::size_t>(optimizer)]) {
+      // The states and the work that every rank has in full are added below.
+      result.resident_bytes[rank] += 2 * detail::element_bytes * s.count;
+    } else {
+      result.resident_bytes[rank] += detail::share(item.resident_bytes, s.count, item.elements());
+      result.update_flops[rank] += detail::share(item.update_flops, s.count, item.elements());
+    }
     if (!item.divisible && last_item[rank] != s.item) ++result.matrices[rank];
-    if (const int optimizer = p.tensors[item.tensor].optimizer; optimizer >= 0) {
+    if (optimizer >= 0) {
       optimizer_load& load = result.optimizers[static_cast<std::size_t>(optimizer)][rank];
       load.elements += s.count;
       if (last_tensor[rank] != item.tensor) ++load.tensors;
     }
     last_item[rank] = s.item;
     last_tensor[rank] = item.tensor;
+  }
+  for (const placement_item& item : p.items) {
+    const int optimizer = p.tensors[item.tensor].optimizer;
+    if (optimizer < 0 || !p.gathers[static_cast<std::size_t>(optimizer)]) continue;
+    const index_t states = item.resident_bytes - 2 * detail::element_bytes * item.elements();
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      result.resident_bytes[rank] += states;
+      result.update_flops[rank] += item.update_flops;
+    }
   }
   return result;
 }

@@ -3,7 +3,7 @@
 //   mfsdp plan 1
 //   ranks 2
 //   placement sharded owner                     or: replicated NAME
-//   optimizer muon                              one line each
+//   optimizer muon                              one line each; "gathering" if it gathers matrices
 //   unit block                                  one line each
 //   tensor block up matrix 0 1 8 4              unit, name, role, optimizer or frozen, row groups,
 //                                               extents; then one line for each item:
@@ -117,7 +117,7 @@ class plan_parser {
     reader_.expect(reader_.next_line(), "mfsdp");
     reader_.expect(reader_.rest_of_line(), plan_text_version.substr(6));
     reader_.expect(reader_.next_line(), "ranks");
-    result_.ranks = static_cast<int>(reader_.number(std::numeric_limits<int>::max()));
+    result_.ranks = static_cast<int>(reader_.number(1 << 20));
     if (result_.ranks < 1) reader_.fail("a plan needs at least one rank");
     reader_.expect(reader_.next_line(), "placement");
     result_.replicated = reader_.word() == "replicated";
@@ -125,7 +125,8 @@ class plan_parser {
     for (;;) {
       const std::string_view kind = reader_.next_line();
       if (kind == "end") return;
-      if (kind == "optimizer") {
+      if (kind == "optimizer" || kind == "gathering") {
+        result_.gathers.push_back(kind == "gathering");
         result_.optimizers.emplace_back(reader_.rest_of_line());
       } else if (kind == "unit") {
         units_.push_back(result_.spec.unit(reader_.word()));
@@ -212,7 +213,9 @@ class plan_parser {
   const std::vector<tensor_spec>& tensors = p.spec.tensors();
   line("{}\nranks {}\n", detail::plan_text_version, p.ranks);
   line("placement {} {}\n", p.replicated ? "replicated" : "sharded", p.placement);
-  for (const std::string& optimizer : p.optimizers) line("optimizer {}\n", optimizer);
+  for (std::size_t o = 0; o < p.optimizers.size(); ++o) {
+    line("{} {}\n", p.gathers[o] ? "gathering" : "optimizer", p.optimizers[o]);
+  }
   for (const unit_spec& unit : units) line("unit {}\n", unit.name);
 
   // Tensors in spec order; a tied name comes as soon as its turn in its unit allows.
@@ -258,13 +261,20 @@ class plan_parser {
   return result;
 }
 
-// FNV-1a, 64 bits, of the text. Ranks whose plans differ find out by comparing this.
-[[nodiscard]] inline std::uint64_t hash(const plan& p) {
+namespace detail {
+
+// FNV-1a, 64 bits.
+[[nodiscard]] inline std::uint64_t fnv1a(std::string_view text) {
   std::uint64_t value = 14695981039346656037u;
-  for (const char c : to_text(p)) {
-    value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  }
+  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return value;
+}
+
+}  // namespace detail
+
+// Plans are equal if their texts are; a hash to compare across ranks and runs.
+[[nodiscard]] inline std::uint64_t plan_hash(const plan& p) {
+  return detail::fnv1a(to_text(p));
 }
 
 }  // namespace mfsdp::inline MFSDP_ABI

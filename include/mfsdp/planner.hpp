@@ -104,6 +104,7 @@ template <class P, class... Os>
 void set_optimizers(plan& p, std::vector<bool>& whole_matrix, const std::tuple<Os...>&) {
   static_assert(sizeof(contract::check_rules<P, std::tuple<Os...>>) > 0);
   (p.optimizers.emplace_back(Os::name), ...);
+  (p.gathers.push_back(GathersMatrices<Os>), ...);
   (whole_matrix.push_back(Os::whole_matrix), ...);
 }
 

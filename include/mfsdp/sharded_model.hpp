@@ -34,14 +34,15 @@ struct step_result {
 
 // One rank's part of a sharded training run.
 //
-//   Axes        mesh<...>, or a bare collective for its shard axis
+//   Axes        a mesh; the constructor takes a bare collective for its shard axis, too
 //   Where       a Placement      Rules  an Optimizer or a set such as mixed
 //   Memory      a Backend
 //
-// All ranks construct it from equal arguments and make the same calls in the same order. Everything
-// is allocated here. Errors: spec_error if the arguments do not fit together; plan_error naming the
-// ranks that have another plan; later usage_error for calls in a wrong state and collective_error
-// when another rank does not come.
+// All ranks construct it from equal arguments and make the same calls in the same order; letting go
+// of a unit is such a call, since it frees the buffer for a gather. Everything is allocated here.
+// Errors: spec_error if the arguments do not fit together; plan_error naming the ranks that have
+// another plan; later usage_error for calls in a wrong state and collective_error when another rank
+// does not come.
 template <class Axes, class Where, class Rules, class Memory>
 class sharded_model {
   // Complete if the parts fit; the compiler's first error says why they do not.
@@ -150,7 +151,7 @@ class sharded_model {
     }
 
     // Fills with zeros all that is to be written: for code that always adds, and for a rank that
-    // has no gradient of this unit.
+    // has no gradient of this unit. Tied tensors start at zero by themselves.
     void zero() const {
       const unit_spec& unit = model_->plan().spec.units()[unit_];
       for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
@@ -177,11 +178,12 @@ class sharded_model {
                 model_options options = {}, Memory backend = {})
       : context_(make_plan(spec, axes.shard.size(), placement, optimizers), axes.shard,
                  std::move(backend), std::move(options)),
-        parameters_(checked_context(axes)),
+        parameters_(checked_context(axes, options_of(optimizers))),
         gradients_(context_),
         norm_(context_),
-        states_(context_, optimizers, [this](std::size_t i) { return parameter_segment(i); },
-                [this](std::size_t i) { return gradient_segment(i); }) {
+        states_(
+            context_, optimizers, [this](std::size_t i) { return parameter_segment(i); },
+            [this](std::size_t i) { return gradient_segment(i); }) {
     for (const unit_spec& unit : plan().spec.units()) {
       gradient_pointers_.emplace_back(unit.tensors.size());
     }
@@ -195,14 +197,14 @@ class sharded_model {
       : sharded_model(spec, Axes{std::move(shard)}, std::move(placement), std::move(optimizers),
                       std::move(options), std::move(backend)) {}
 
-  // Completes what is in flight, so that the other ranks need nothing of this one any more. While an
-  // exception passes, it is abandoned instead.
+  // Completes what is in flight, so that the other ranks need nothing of this one any more. While
+  // an exception passes, it is abandoned instead.
   ~sharded_model() {
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       gradients_.quiesce();
       parameters_.quiesce();
-    } catch (const error&) {
+    } catch (...) {
       // Another rank has failed; it or the next collective reports why.
     }
   }
@@ -239,30 +241,35 @@ class sharded_model {
     initialized_ = true;
   }
 
-  // Makes a unit readable until the handle is gone. A unit may be acquired again while it is in use.
-  // Cost: one gather, mostly hidden if the unit before it in this pass was acquired before.
+  // Makes a unit readable until the handle is gone. A unit may be acquired again while it is in
+  // use. Cost: one gather, mostly hidden if the unit before it in this pass was acquired before.
   [[nodiscard]] acquired_unit acquire(std::size_t unit, pass why) {
     require_unit(unit);
-    if (!initialized_) {
-      throw usage_error("the parameters have no values: call initialize before the first acquire");
-    }
+    require_values();
     progress();
     parameters_.acquire(unit, why);
     return {this, unit, why};
   }
 
-  // Buffers for the gradients of a unit; asked for again before reduce, they are to be added to.
-  // Rule for ranks without a gradient: every rank calls gradients and reduce for every unit that has
-  // trainable tensors, in the same order; one that has computed none calls zero() in between.
+  // Buffers for the gradients of a unit, until reduce(). Their content is undefined: write every
+  // element, or zero() first and add; tied tensors are added to. A unit that is used twice in a
+  // forward is opened and reduced twice. Errors: usage_error if they are handed out already, if two
+  // other units' are, or between clip and step.
+  // Rule for ranks without a gradient: every rank calls gradients and reduce for every unit that
+  // has trainable tensors, in the same order; one that has computed none calls zero() in between.
   [[nodiscard]] gradient_buffers gradients(std::size_t unit) {
     require_unit(unit);
+    require_values();
+    if (clipped_) {
+      throw usage_error("gradients between clip and step; clip after the last reduce()");
+    }
     progress();
     gradients_.open(unit);
     return {this, unit};
   }
 
-  // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm before.
-  // If it is not finite nothing is scaled and the next step is skipped, on all ranks alike;
+  // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm
+  // before. If it is not finite nothing is scaled and the next step is skipped, on all ranks alike;
   // clip(infinity) only looks for that. Errors: usage_error unless max_norm > 0, or as step.
   // Cost: one small gather, none where every rank holds everything.
   double clip(double max_norm) {
@@ -270,7 +277,9 @@ class sharded_model {
       throw usage_error(fmt::format(
           "clip: the largest norm must be positive, not {}; infinity scales nothing", max_norm));
     }
+    require_values();
     gradients_.finish();
+    clipped_ = true;
     const double norm = norm_.compute([this](std::size_t i) { return gradient_segment(i); });
     skip_step_ = !std::isfinite(norm);
     const double factor = max_norm / (norm + 1e-6);
@@ -285,25 +294,36 @@ class sharded_model {
   }
 
   // Updates what this rank holds; moves nothing. `learning_rate_scale` multiplies the rates of all
-  // optimizers (a schedule). Errors: usage_error if a unit is in use, or if a gradient was handed out
-  // but not reduced, or never asked for.
-  step_result step(float learning_rate_scale = 1) {
+  // optimizers (a schedule). Errors: usage_error if a unit is in use, or if a gradient was handed
+  // out but not reduced, or never asked for.
+  step_result step(double learning_rate_scale = 1) {
     if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
       throw usage_error(
           fmt::format("step: a learning rate cannot be scaled by {}", learning_rate_scale));
     }
     require_released("step");
+    require_values();
     gradients_.finish();
     parameters_.quiesce();
     const bool skipped = std::exchange(skip_step_, false);
     if (!skipped) {
+      torn_ = true;
       states_.step(++step_, learning_rate_scale);
       parameters_.invalidate();
+      torn_ = false;
     }
-    gradients_.clear();
-    context_.observe(event::step, "step");
+    discard_gradients();
+    context_.observe(model_event::step, "step");
     context_.book(phase::step);
     return {step_, skipped};
+  }
+
+  // Gives up all gradients since the last step, whatever their state: after a loss that is not
+  // finite, say. All ranks alike.
+  void discard_gradients() {
+    gradients_.clear();
+    clipped_ = false;
+    skip_step_ = false;
   }
 
   // The sum of one number of each rank, in rank order: the same bits on all of them. For losses and
@@ -329,14 +349,22 @@ class sharded_model {
   };
 
   // Before anything else is exchanged: do all ranks have the same plan?
-  context& checked_context(const Axes& axes) {
+  context& checked_context(const Axes& axes, const std::string& rules) {
     if (axes.replicate.size() != 1 || axes.site.size() != 1) {
       throw spec_error("the replicate and site axes of a mesh have one rank in this version");
     }
-    if (context_.options.prefetch < 0) {
-      throw spec_error(fmt::format("model_options.prefetch is {}", context_.options.prefetch));
+    const model_options& options = context_.options;
+    if (options.prefetch < 0) {
+      throw spec_error(fmt::format("model_options.prefetch is {}", options.prefetch));
     }
-    const std::vector<std::uint64_t> own{to_text(plan()).size(), hash(plan())};
+    if (options.timeout <= std::chrono::milliseconds::zero()) {
+      throw spec_error(fmt::format("model_options.timeout is {} ms", options.timeout.count()));
+    }
+    // The schedule follows from these as much as from the plan, and copies stay equal only if their
+    // optimizers have equal options.
+    const std::string common = fmt::format("{}prefetch {} reshard {}\n{}", to_text(plan()),
+                                           options.prefetch, options.reshard_after_forward, rules);
+    const std::vector<std::uint64_t> own{common.size(), detail::fnv1a(common)};
     const auto all = gather_from_all<std::uint64_t>(own, "plan check", phase::setup);
     std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
     for (std::size_t r = 0; r < all.size() / 2; ++r) {
@@ -348,10 +376,11 @@ class sharded_model {
       for (const auto& [plan_hash, ranks] : ranks_by_plan) {
         groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
       }
-      throw plan_error(fmt::format(
-          "the ranks have different plans ({}); rank {} has {} units and {} tensors; all ranks must "
-          "pass the same model, placement and optimizers",
-          groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
+      throw plan_error(
+          fmt::format("the ranks have different plans ({}); rank {} has {} units and {} tensors; "
+                      "all ranks must "
+                      "pass the same model, placement, optimizers and options",
+                      groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
     return context_;
   }
@@ -372,9 +401,27 @@ class sharded_model {
     return all;
   }
 
+  // What the optimizers say about their options.
+  [[nodiscard]] static std::string options_of(const Rules& optimizers) {
+    std::string text;
+    const auto add = [&](const auto& member) {
+      if constexpr (requires { text += member.options(); }) text += member.options() + "\n";
+    };
+    std::apply([&](const auto&... member) { (add(member), ...); }, optimizer_members(optimizers));
+    return text;
+  }
+
   void progress() {
     gradients_.progress();
     parameters_.progress();
+  }
+
+  void require_values() const {
+    if (!initialized_) throw usage_error("the parameters have no values: call initialize first");
+    if (torn_) {
+      throw usage_error(
+          "an exception ended a step half way; some parameters are updated and some are not");
+    }
   }
 
   void require_unit(std::size_t unit) const {
@@ -418,7 +465,9 @@ class sharded_model {
   std::vector<std::size_t> backward_;
   std::int64_t step_ = 0;
   bool initialized_ = false;
-  bool skip_step_ = false;
+  bool clipped_ = false;    // since the last step
+  bool skip_step_ = false;  // the clip found a norm that is not finite
+  bool torn_ = false;       // a step began and did not end
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -80,7 +80,8 @@ class model_spec {
    public:
     // A weight of rows x cols (outputs x inputs). Errors: spec_error on a negative or overflowing
     // size, a repeated name, or row groups that do not divide the rows.
-    unit_builder& matrix(std::string_view name, index_t rows, index_t cols, tensor_options options = {}) {
+    unit_builder& matrix(std::string_view name, index_t rows, index_t cols,
+                         tensor_options options = {}) {
       return add(name, {rows, cols}, tensor_role::matrix, options);
     }
     unit_builder& vector(std::string_view name, index_t elements, tensor_options options = {}) {
@@ -95,8 +96,9 @@ class model_spec {
     unit_builder& tied(std::string_view name, std::string_view target) {
       const auto tensor = spec_->find_tensor(target);
       if (!tensor) {
-        throw spec_error(fmt::format("tensor '{}.{}' is tied to '{}', which is not declared before it",
-                                     spec_->units_[unit_].name, name, target));
+        throw spec_error(
+            fmt::format("tensor '{}.{}' is tied to '{}', which is not declared before it",
+                        spec_->units_[unit_].name, name, target));
       }
       spec_->check_name(unit_, name);
       spec_->refer(unit_, name, *tensor);
@@ -140,11 +142,11 @@ class model_spec {
  private:
   // Names appear in plans, messages and files, one to a line and separated by blanks.
   static void require_printable(std::string_view name, std::string_view what) {
-    const bool printable = std::all_of(name.begin(), name.end(),
-                                       [](unsigned char c) { return c > ' ' && c != 127; });
+    const bool printable =
+        std::all_of(name.begin(), name.end(), [](unsigned char c) { return c > ' ' && c != 127; });
     if (name.empty() || !printable) {
-      throw spec_error(fmt::format(
-          "{} name '{}' is empty or has blanks or control characters", what, name));
+      throw spec_error(
+          fmt::format("{} name '{}' is empty or has blanks or control characters", what, name));
     }
   }
 
@@ -170,7 +172,8 @@ class model_spec {
     index_t product = 1;
     for (const index_t extent : tensor.extents) {
       if (extent < 0) {
-        throw spec_error(fmt::format("tensor '{}' has the negative extent {}", tensor.name, extent));
+        throw spec_error(
+            fmt::format("tensor '{}' has the negative extent {}", tensor.name, extent));
       }
       // Divided by 64 so that bytes of parameter, gradient and optimizer state fit as well.
       if (extent != 0 && product > std::numeric_limits<index_t>::max() / 64 / extent) {
@@ -182,9 +185,10 @@ class model_spec {
       if (role != tensor_role::matrix || options.row_groups < 1 ||
           options.row_groups > std::max<index_t>(1, tensor.extents[0]) ||
           tensor.extents[0] % options.row_groups != 0) {
-        throw spec_error(fmt::format(
-            "tensor '{}': {} row groups need a matrix whose rows they divide; it is a {} with {} rows",
-            tensor.name, options.row_groups, to_string(role), tensor.shape().rows));
+        throw spec_error(
+            fmt::format("tensor '{}': {} row groups need a matrix whose rows they divide; it is a "
+                        "{} with {} rows",
+                        tensor.name, options.row_groups, to_string(role), tensor.shape().rows));
       }
     }
     refer(unit, name, tensors_.size());

@@ -3,8 +3,7 @@
 
 using namespace archetype;
 
-struct broken : composed<with_request, with_rank, with_size, with_reduce_scatter,
-                         with_all_reduce> {
+struct broken : composed<with_request, with_rank, with_size, with_reduce_scatter, with_all_reduce> {
 #ifdef MFSDP_COMPILE_FAIL
   using T = float;
 #else
@@ -14,4 +13,6 @@ struct broken : composed<with_request, with_rank, with_size, with_reduce_scatter
                                       std::string_view);
 };
 
-void program() { train(broken{}, mfsdp::owner_placement{}, optimizer{}); }
+void program() {
+  train(broken{}, mfsdp::owner_placement{}, optimizer{});
+}

@@ -3,14 +3,14 @@
 
 using namespace archetype;
 
-struct broken : composed<with_request, with_rank, with_size, with_all_gather,
-                         with_reduce_scatter> {
+struct broken : composed<with_request, with_rank, with_size, with_all_gather, with_reduce_scatter> {
 #ifndef MFSDP_COMPILE_FAIL
   template <class T>
-  archetype::request start_all_reduce(std::span<const T>, std::span<T>,
-                                      std::span<const piece>, mfsdp::reduce_into,
-                                      std::string_view);
+  archetype::request start_all_reduce(std::span<const T>, std::span<T>, std::span<const piece>,
+                                      mfsdp::reduce_into, std::string_view);
 #endif
 };
 
-void program() { train(broken{}, mfsdp::replicated_placement{}, optimizer{}); }
+void program() {
+  train(broken{}, mfsdp::replicated_placement{}, optimizer{});
+}

@@ -3,8 +3,8 @@
 
 using namespace archetype;
 
-struct broken : composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
-                         with_workspace_size> {
+struct broken
+    : composed<with_name, with_whole_matrix, with_flops, with_state_sizes, with_workspace_size> {
   template <class B>
   void update(B&, const std::array<std::span<float>, 1>&, matrix_view<float>,
 #ifdef MFSDP_COMPILE_FAIL
@@ -15,4 +15,6 @@ struct broken : composed<with_name, with_whole_matrix, with_flops, with_state_si
               const mfsdp::update_context<float>&) const;
 };
 
-void program() { train(collective{}, mfsdp::owner_placement{}, broken{}); }
+void program() {
+  train(collective{}, mfsdp::owner_placement{}, broken{});
+}

@@ -3,11 +3,13 @@
 
 using namespace archetype;
 
-struct broken : composed<with_name, with_flops, with_state_sizes, with_workspace_size,
-                         with_update> {
+struct broken
+    : composed<with_name, with_flops, with_state_sizes, with_workspace_size, with_update> {
 #ifndef MFSDP_COMPILE_FAIL
   static constexpr bool whole_matrix = false;
 #endif
 };
 
-void program() { train(collective{}, mfsdp::owner_placement{}, broken{}); }
+void program() {
+  train(collective{}, mfsdp::owner_placement{}, broken{});
+}

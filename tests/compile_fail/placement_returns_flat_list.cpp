@@ -7,9 +7,11 @@ struct broken : composed<with_name, with_whole_matrices, with_replicated> {
 #ifdef MFSDP_COMPILE_FAIL
   using answer = std::vector<mfsdp::segment>;
 #else
-  using answer = std::vector<std::vector<mfsdp::segment>>;
+  using answer = std::vector<std::vector<mfsdp::segment> >;
 #endif
   answer place(std::span<const mfsdp::placement_item>, int) const;
 };
 
-void program() { train(collective{}, broken{}, optimizer{}); }
+void program() {
+  train(collective{}, broken{}, optimizer{});
+}

@@ -9,4 +9,6 @@ struct broken : composed<with_whole_matrices, with_replicated, with_place> {
 #endif
 };
 
-void program() { train(collective{}, broken{}, optimizer{}); }
+void program() {
+  train(collective{}, broken{}, optimizer{});
+}

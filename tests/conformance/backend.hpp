@@ -54,7 +54,8 @@ void allocation_conformance(B& backend) {
 template <class T, class B>
 void multiply_conformance(B& backend) {
   using mfsdp::index_t, mfsdp::transpose;
-  const auto multiply = [&](index_t m, index_t n, index_t k, transpose op_a, transpose op_b, T beta) {
+  const auto multiply = [&](index_t m, index_t n, index_t k, transpose op_a, transpose op_b,
+                            T beta) {
     auto a = backend.template allocate<T>(m * k);
     auto b = backend.template allocate<T>(k * n);
     auto c = backend.template allocate<T>(m * n);
@@ -84,9 +85,9 @@ void multiply_conformance(B& backend) {
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
     return c;
   };
-  const std::vector<std::vector<index_t>> shapes = {{1, 1, 1},  {1, 7, 5},    {7, 1, 5},    {3, 4, 5},
-                                                  {16, 1, 1}, {17, 33, 70}, {64, 64, 64}, {4, 3, 0},
-                                                  {0, 3, 2},  {5, 0, 2},    {40, 70, 300}};
+  const std::vector<std::vector<index_t>> shapes = {
+      {1, 1, 1},    {1, 7, 5}, {7, 1, 5}, {3, 4, 5}, {16, 1, 1},   {17, 33, 70},
+      {64, 64, 64}, {4, 3, 0}, {0, 3, 2}, {5, 0, 2}, {40, 70, 300}};
   for (const auto& shape : shapes) {
     for (const transpose op_a : {transpose::no, transpose::yes}) {
       for (const transpose op_b : {transpose::no, transpose::yes}) {
@@ -153,8 +154,9 @@ void transform_conformance(B& backend) {
 template <class T, class B>
 void sum_of_squares_conformance(B& backend) {
   constexpr mfsdp::index_t block = mfsdp::block_elements;
-  for (const mfsdp::index_t size : {mfsdp::index_t{0}, mfsdp::index_t{1}, mfsdp::index_t{7},
-                                  mfsdp::index_t{9}, block - 1, block, block + 1, 3 * block + 77}) {
+  for (const mfsdp::index_t size :
+       {mfsdp::index_t{0}, mfsdp::index_t{1}, mfsdp::index_t{7}, mfsdp::index_t{9}, block - 1,
+        block, block + 1, 3 * block + 77}) {
     CAPTURE(size);
     auto x = backend.template allocate<T>(size);
     auto shifted = backend.template allocate<T>(size + 1);

@@ -27,7 +27,8 @@ template <class T, class O, class B>
 class optimizer_bench {
  public:
   // `shift` elements past storage_alignment stand parameter and gradient.
-  optimizer_bench(const O& optimizer, B& backend, mfsdp::matrix_shape shape, mfsdp::index_t shift = 0)
+  optimizer_bench(const O& optimizer, B& backend, mfsdp::matrix_shape shape,
+                  mfsdp::index_t shift = 0)
       : optimizer_(optimizer),
         backend_(backend),
         shape_(shape),

@@ -1,3 +1,5 @@
+#include "../../examples/train_gpt/transformer.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 #include <vector>
 
 #include "../../examples/train_gpt/text.hpp"
-#include "../../examples/train_gpt/transformer.hpp"
 
 namespace {
 

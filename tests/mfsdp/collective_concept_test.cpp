@@ -13,9 +13,15 @@ template <class... Part>
 struct composed : Part... {};
 
 // The archetypes' members, one at a time, so that a mutant can leave one out or change it.
-struct with_test { bool test(); };
-struct with_wait { void wait(deadline); };
-struct with_drain { void drain(deadline); };
+struct with_test {
+  bool test();
+};
+struct with_wait {
+  void wait(deadline);
+};
+struct with_drain {
+  void drain(deadline);
+};
 struct move_only {
   move_only() = default;
   move_only(move_only&&) = default;
@@ -28,9 +34,15 @@ static_assert(!Request<composed<move_only, with_wait, with_drain>>);
 static_assert(!Request<composed<move_only, with_test, with_drain>>);
 static_assert(!Request<composed<move_only, with_test, with_wait>>);
 
-struct int_test { int test(); };
-struct wait_without_deadline { void wait(); };
-struct drain_without_deadline { void drain(); };
+struct int_test {
+  int test();
+};
+struct wait_without_deadline {
+  void wait();
+};
+struct drain_without_deadline {
+  void drain();
+};
 struct pinned {
   pinned() = default;
   pinned(pinned&&) = delete;
@@ -44,9 +56,15 @@ static_assert(!Request<composed<move_only, with_test, with_wait, drain_without_d
 static_assert(!Request<composed<pinned, with_test, with_wait, with_drain>>);
 static_assert(!Request<composed<without_default, with_test, with_wait, with_drain>>);
 
-struct with_request { using request = request_archetype; };
-struct with_rank { int rank() const; };
-struct with_size { int size() const; };
+struct with_request {
+  using request = request_archetype;
+};
+struct with_rank {
+  int rank() const;
+};
+struct with_size {
+  int size() const;
+};
 using base = composed<with_request, with_rank, with_size>;
 
 static_assert(Collective<base>);
@@ -57,10 +75,18 @@ static_assert(!Collective<composed<with_request, with_rank>>);
 struct undrained_request {
   using request = composed<move_only, with_test, with_wait>;
 };
-struct mutable_rank { int rank(); };
-struct long_rank { long rank() const; };
-struct mutable_size { int size(); };
-struct unsigned_size { unsigned size() const; };
+struct mutable_rank {
+  int rank();
+};
+struct long_rank {
+  long rank() const;
+};
+struct mutable_size {
+  int size();
+};
+struct unsigned_size {
+  unsigned size() const;
+};
 static_assert(!Collective<composed<undrained_request, with_rank, with_size>>);
 static_assert(!Collective<composed<with_request, mutable_rank, with_size>>);
 static_assert(!Collective<composed<with_request, long_rank, with_size>>);

@@ -150,7 +150,8 @@ TEST_CASE("buffers and shards are aligned, and neighbours move as one piece") {
   CHECK(group.parameters.full_elements == 64);
   CHECK(!group.resident);
   CHECK(group.parameters.shard_elements == std::vector<index_t>{32, 32});
-  CHECK(group.parameters.pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}, {1, 48, 16, 16}});
+  CHECK(group.parameters.pieces ==
+        std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}, {1, 48, 16, 16}});
   CHECK(group.gradients.pieces == std::vector<piece>{{0, 0, 0, 32}, {1, 32, 0, 15}});
   CHECK(p.local_segments.at(3).local == 16);
   CHECK(mfsdp::elements_of(group.parameters.pieces, 1) == 31);
@@ -245,7 +246,7 @@ TEST_CASE("text and back") {
         "tensor u e elementwise 1 1 3000\n"
         "item 36000 48000 0:0:1024 1:1024:1976\n"
         "end\n");
-  CHECK(mfsdp::hash(p) == 0x9f8eae28911dc4b3u);
+  CHECK(mfsdp::plan_hash(p) == 0x9f8eae28911dc4b3u);
 
   const auto round_trip = [](const plan& original) {
     const std::string text = mfsdp::to_text(original);
@@ -257,7 +258,8 @@ TEST_CASE("text and back") {
     for (std::size_t g = 0; g < parsed.groups.size(); ++g) {
       CHECK(parsed.groups[g].parameters.pieces == original.groups[g].parameters.pieces);
       CHECK(parsed.groups[g].gradients.pieces == original.groups[g].gradients.pieces);
-      CHECK(parsed.groups[g].parameters.shard_elements == original.groups[g].parameters.shard_elements);
+      CHECK(parsed.groups[g].parameters.shard_elements ==
+            original.groups[g].parameters.shard_elements);
     }
   };
   std::mt19937 random(7);
@@ -287,7 +289,7 @@ TEST_CASE("units whose tensors were declared in turns keep their order in text")
 
 TEST_CASE("the hash sees every choice") {
   const auto hash = [](const auto& placement, int ranks, const model_spec& spec) {
-    return mfsdp::hash(make_plan(spec, ranks, placement, fakes::two_moments{}));
+    return mfsdp::plan_hash(make_plan(spec, ranks, placement, fakes::two_moments{}));
   };
   const auto reference = hash(owner_placement{}, 2, two_tensors());
   CHECK(reference == hash(owner_placement{}, 2, two_tensors()));

@@ -11,7 +11,8 @@ namespace {
 index_t elements_of_group(const plan& p, std::size_t group, bool trainable_only) {
   index_t sum = 0;
   for (const std::size_t t : p.groups[group].tensors) {
-    if (!trainable_only || !p.spec.tensors()[t].options.frozen) sum += p.spec.tensors()[t].elements();
+    if (!trainable_only || !p.spec.tensors()[t].options.frozen)
+      sum += p.spec.tensors()[t].elements();
   }
   return sum;
 }
@@ -27,7 +28,9 @@ index_t owned_elements(const plan& p, std::size_t group, int rank, bool trainabl
   return sum;
 }
 
-traffic operator+(traffic a, const traffic& b) { return a += b; }
+traffic operator+(traffic a, const traffic& b) {
+  return a += b;
+}
 
 constexpr int steps = 3;
 constexpr int micro_batches = 2;
@@ -35,7 +38,8 @@ constexpr int passes = steps * micro_batches;
 
 }  // namespace
 
-TEST_CASE("owner placement moves exactly the unpadded bytes, once a pass, and nothing in the step") {
+TEST_CASE(
+    "owner placement moves exactly the unpadded bytes, once a pass, and nothing in the step") {
   for (const int ranks : {1, 2, 3, 4, 5, 7, 8}) {
     for (const int prefetch : {0, 1}) {
       CAPTURE(ranks);
@@ -54,8 +58,8 @@ TEST_CASE("owner placement moves exactly the unpadded bytes, once a pass, and no
             for (std::size_t g = 0; g < p.groups.size(); ++g) {
               const index_t total = elements_of_group(p, g, false);
               const index_t own = owned_elements(p, g, rank, false);
-              const traffic gather = ranks == 1 ? traffic{}
-                                                : traffic{1, 4 * own * (ranks - 1), 4 * (total - own)};
+              const traffic gather =
+                  ranks == 1 ? traffic{} : traffic{1, 4 * own * (ranks - 1), 4 * (total - own)};
               // A tied tensor is gathered once a step. With prefetch the last unit stays gathered
               // between its forward and its backward.
               const bool held = p.groups[g].held;
@@ -102,14 +106,15 @@ TEST_CASE("clipping gathers one number for each whole item and for each block of
 TEST_CASE("the rows baseline gathers every matrix in the step, and it shows") {
   const toy::settings how{.ranks = 4, .steps = steps, .max_norm = 0};
   const auto rules = toy::optimizers();
-  toy::run_sharded(toy::odd_spec(), row_placement{}, mixed{gathered{rules.matrix}, rules.elementwise},
-                   how, [&](auto& model) {
+  toy::run_sharded(toy::odd_spec(), row_placement{},
+                   mixed{gathered{rules.matrix}, rules.elementwise}, how, [&](auto& model) {
                      traffic expected;
                      const plan& p = model.plan();
                      for (std::size_t i = 0; i < p.items.size(); ++i) {
                        if (p.tensors[p.items[i].tensor].optimizer != 0) continue;
                        index_t own = 0;
-                       for (const segment& s : p.segments[i]) own += s.rank == model.rank() ? s.count : 0;
+                       for (const segment& s : p.segments[i])
+                         own += s.rank == model.rank() ? s.count : 0;
                        for (int step = 0; step < steps; ++step) {
                          expected += {1, 4 * own * 3, 4 * (p.items[i].elements() - own)};
                        }
@@ -121,13 +126,14 @@ TEST_CASE("the rows baseline gathers every matrix in the step, and it shows") {
 
 TEST_CASE("replicated training gathers nothing") {
   const toy::settings how{.ranks = 3, .steps = steps};
-  toy::run_sharded(toy::odd_spec(), replicated_placement{}, toy::optimizers(), how, [&](auto& model) {
-    CHECK(model.moved(phase::forward) == traffic{});
-    CHECK(model.moved(phase::evaluate) == traffic{});
-    CHECK(model.moved(phase::clip) == traffic{});
-    CHECK(model.moved(phase::step) == traffic{});
-    CHECK(model.memory_in_use()[memory::unit_buffers] == 0);
-  });
+  toy::run_sharded(toy::odd_spec(), replicated_placement{}, toy::optimizers(), how,
+                   [&](auto& model) {
+                     CHECK(model.moved(phase::forward) == traffic{});
+                     CHECK(model.moved(phase::evaluate) == traffic{});
+                     CHECK(model.moved(phase::clip) == traffic{});
+                     CHECK(model.moved(phase::step) == traffic{});
+                     CHECK(model.memory_in_use()[memory_kind::unit_buffers] == 0);
+                   });
 }
 
 TEST_CASE("live bytes are those of the bound, and known before the first step") {
@@ -166,7 +172,8 @@ TEST_CASE("live bytes are those of the bound, and known before the first step") 
         index_t held = 0;
         for (const auto& group : p.groups) {
           index_t elements = 0;
-          for (const std::size_t t : group.tensors) elements += aligned(p.spec.tensors()[t].elements());
+          for (const std::size_t t : group.tensors)
+            elements += aligned(p.spec.tensors()[t].elements());
           if (group.held) {
             held += elements;
           } else {
@@ -174,12 +181,12 @@ TEST_CASE("live bytes are those of the bound, and known before the first step") 
           }
         }
         const index_t slots = ranks == 1 ? 0 : prefetch + 1;
-        CHECK(before[memory::parameters] <= 4 * parameters + (ranks == 1 ? 4 * 16 * 12 : 0));
-        CHECK(before[memory::gradients] <= 4 * gradients + (ranks == 1 ? 4 * 16 * 12 : 0));
-        CHECK(before[memory::optimizer_states] == 4 * states);
-        CHECK(before[memory::unit_buffers] <= 4 * slots * largest);
-        CHECK(before[memory::gradient_buffers] == 4 * 2 * largest);
-        CHECK(before[memory::held_buffers] == 4 * (ranks == 1 ? 1 : 2) * held);
+        CHECK(before[memory_kind::parameters] <= 4 * parameters + (ranks == 1 ? 4 * 16 * 12 : 0));
+        CHECK(before[memory_kind::gradients] <= 4 * gradients + (ranks == 1 ? 4 * 16 * 12 : 0));
+        CHECK(before[memory_kind::optimizer_states] == 4 * states);
+        CHECK(before[memory_kind::unit_buffers] <= 4 * slots * largest);
+        CHECK(before[memory_kind::gradient_buffers] == 4 * 2 * largest);
+        CHECK(before[memory_kind::held_buffers] == 4 * (ranks == 1 ? 1 : 2) * held);
       });
     }
   }
@@ -187,16 +194,16 @@ TEST_CASE("live bytes are those of the bound, and known before the first step") 
 
 TEST_CASE("the next unit's gather starts before this one is released") {
   thread_world{3}.run([](auto comm) {
-    std::vector<std::pair<event, std::string>> trace;
+    std::vector<std::pair<model_event, std::string>> trace;
     sharded_model model{toy::odd_spec(), comm, owner_placement{}, toy::optimizers(),
-                        model_options{.observer = [&](event what, std::string_view name) {
+                        model_options{.observer = [&](model_event what, std::string_view name) {
                           trace.emplace_back(what, name);
                         }}};
     model.initialize(toy::initialize);
     std::vector<double> ignored;
     toy::train(model, {.steps = 1, .micro_batches = 1}, ignored, ignored);
 
-    const auto position = [&](event what, const std::string& name, std::size_t from = 0) {
+    const auto position = [&](model_event what, const std::string& name, std::size_t from = 0) {
       for (std::size_t i = from; i < trace.size(); ++i) {
         if (trace[i] == std::pair(what, name)) return i;
       }
@@ -206,16 +213,16 @@ TEST_CASE("the next unit's gather starts before this one is released") {
     std::size_t at = 0;
     for (std::size_t u = 0; u + 1 < units.size(); ++u) {
       // The embedding's tensor is tied and held; its other group goes by the unit's name.
-      CHECK(position(event::gather_start, units[u + 1].name) <
-            position(event::release, units[u].name));
-      at = std::max(at, position(event::release, units[u].name));
+      CHECK(position(model_event::gather_start, units[u + 1].name) <
+            position(model_event::release, units[u].name));
+      at = std::max(at, position(model_event::release, units[u].name));
     }
-    at = position(event::release, "head", at + 1);  // the end of forward
+    at = position(model_event::release, "head", at + 1);  // the end of forward
     REQUIRE(at < trace.size());
     for (std::size_t u = units.size() - 1; u-- > 0;) {
-      CHECK(position(event::gather_start, units[u].name, at + 1) <
-            position(event::release, units[u + 1].name, at + 1));
-      at = position(event::release, units[u + 1].name, at + 1);
+      CHECK(position(model_event::gather_start, units[u].name, at + 1) <
+            position(model_event::release, units[u + 1].name, at + 1));
+      at = position(model_event::release, units[u + 1].name, at + 1);
     }
   });
 }
@@ -238,8 +245,9 @@ TEST_CASE("a tensor has one address for the model's whole life") {
         for (const std::size_t unit : model.backward_order()) {
           const auto weights = model.acquire(unit, pass::backward);
           CHECK(std::ranges::equal(seen[unit], weights.pointers()));
-          model.gradients(unit).zero();
-          model.gradients(unit).reduce();
+          const auto gradients = model.gradients(unit);
+          gradients.zero();
+          gradients.reduce();
         }
         model.step();
       }
@@ -264,7 +272,8 @@ TEST_CASE("counted bytes are the bytes that the engine has read") {
   });
 }
 
-TEST_CASE("a model of many units uses the same buffers and operations in the first and later steps") {
+TEST_CASE(
+    "a model of many units uses the same buffers and operations in the first and later steps") {
   model_spec spec;
   for (int i = 0; i < 100; ++i) {
     spec.unit("unit." + std::to_string(i)).matrix("weight", 5, 3).vector("bias", 5);

@@ -52,10 +52,11 @@ TEST_CASE("owner-shaped training equals a plain loop bit for bit, however it is 
         CAPTURE(ranks);
         CAPTURE(prefetch);
         CAPTURE(reshard);
-        const toy::settings how{.ranks = ranks,
-                                .micro_batches = 1 + prefetch % 2,
-                                .max_norm = 0.5,
-                                .options = {.prefetch = prefetch, .reshard_after_forward = reshard}};
+        const toy::settings how{
+            .ranks = ranks,
+            .micro_batches = 1 + prefetch % 2,
+            .max_norm = 0.5,
+            .options = {.prefetch = prefetch, .reshard_after_forward = reshard}};
         CHECK(toy::run_sharded(toy::odd_spec(), owner_placement{}, toy::optimizers(), how) ==
               plain(how));
       }

@@ -85,10 +85,12 @@ TEST_CASE("a step without the gradient of a declared tensor") {
       reduce_all(model, forgotten);
       model.step();
     });
-    CHECK(contains(message, forgotten == 1 ? "'block.0' has no gradient since the last step"
-                                           : "tied tensor 'embedding.tokens': unit 'head' has not"));
+    CHECK(contains(message, forgotten == 1
+                                ? "'block.0' has no gradient since the last step"
+                                : "tied tensor 'embedding.tokens': unit 'head' has not"));
   }
-  CHECK(contains(misuse([](auto& model) { model.clip(1.0); }), "has no gradient since the last step"));
+  CHECK(contains(misuse([](auto& model) { model.clip(1.0); }),
+                 "has no gradient since the last step"));
 }
 
 TEST_CASE("reducing a unit twice, or before its gradients were asked for") {
@@ -111,14 +113,29 @@ TEST_CASE("writing gradients after their reduction") {
   CHECK(contains(message, "'block.0' are reduced and may not be written"));
 }
 
+TEST_CASE("gradients that are handed out already, or asked for between clip and step") {
+  CHECK(contains(misuse([](auto& model) {
+                   model.gradients(1).zero();
+                   model.gradients(1).zero();
+                 }),
+                 "'block.0' are handed out already"));
+  CHECK(contains(misuse([](auto& model) {
+                   reduce_all(model);
+                   model.clip(1.0);
+                   (void)model.gradients(1);
+                 }),
+                 "between clip and step"));
+}
+
 TEST_CASE("three units' gradients open at once") {
   const auto message = misuse([](auto& model) {
     model.gradients(1).zero();
     model.gradients(2).zero();
     model.gradients(3).zero();
   });
-  CHECK(contains(message, "gradients of 'block.2' were asked for while those of 'block.0' and "
-                          "'block.1' are not reduced"));
+  CHECK(contains(message,
+                 "gradients of 'block.2' were asked for while those of 'block.0' and "
+                 "'block.1' are not reduced"));
 }
 
 TEST_CASE("a gradient of another size") {
@@ -143,7 +160,8 @@ TEST_CASE("more units in use than there are buffers") {
     const auto b = model.acquire(2, pass::forward);
     const auto c = model.acquire(3, pass::forward);
   });
-  CHECK(contains(message, "unit 'block.2' needs the buffer of unit 'block.0', which is not released"));
+  CHECK(contains(message,
+                 "unit 'block.2' needs the buffer of unit 'block.0', which is not released"));
   CHECK(misuse(
             [](auto& model) {
               const auto a = model.acquire(1, pass::forward);
@@ -158,6 +176,8 @@ TEST_CASE("using a model before it has values, or setting them while a unit is i
   thread_world{2}.run([&](auto comm) {
     sharded_model model{toy::odd_spec(), comm, owner_placement{}, toy::optimizers()};
     CHECK_THROWS_AS((void)model.acquire(0, pass::forward), usage_error);
+    CHECK_THROWS_AS((void)model.gradients(0), usage_error);
+    CHECK_THROWS_AS(model.step(), usage_error);
     ++errors;
   });
   CHECK(errors == 2);
@@ -177,8 +197,8 @@ TEST_CASE("ranks with different plans") {
       try {
         sharded_model model{spec, comm, owner_placement{}, toy::optimizers().matrix};
       } catch (const plan_error& e) {
-        if (contains(e.what(), "different plans (") && contains(e.what(), "rank 1;") !=
-                                                           contains(e.what(), "rank 1)")) {
+        if (contains(e.what(), "different plans (") &&
+            contains(e.what(), "rank 1;") != contains(e.what(), "rank 1)")) {
           ++named;
         }
         throw;
@@ -198,14 +218,55 @@ TEST_CASE("norms and rates that make no sense") {
   }
 }
 
+TEST_CASE("a call that only one rank makes is reported at once, with what each rank waits for") {
+  const auto start = std::chrono::steady_clock::now();
+  std::string message;
+  try {
+    misuse(
+        [](auto& model) {
+          reduce_all(model);
+          if (model.rank() == 1) (void)model.sum(1.0);
+          model.clip(1.0);
+          model.step();
+          (void)model.acquire(0, pass::forward);
+        },
+        3);
+  } catch (const collective_error& e) {
+    message = e.what();
+  }
+  CHECK(contains(message, "'sum'"));
+  CHECK((contains(message, "differs between ranks") || contains(message, "no rank can go on")));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
+}
+
+TEST_CASE("ranks with different options or learning rates") {
+  const auto run = [](bool prefetch, bool rate) {
+    thread_world{3}.run([&](auto comm) {
+      const bool odd = comm.rank() == 1;
+      auto rules = toy::optimizers();
+      if (odd && rate) rules.matrix.learning_rate = 0.5;
+      sharded_model model{toy::odd_spec(), comm, replicated_placement{}, rules,
+                          model_options{.prefetch = odd && prefetch ? 2 : 1}};
+    });
+  };
+  CHECK_NOTHROW(run(false, false));
+  CHECK_THROWS_AS(run(true, false), plan_error);
+  CHECK_THROWS_AS(run(false, true), plan_error);
+}
+
 TEST_CASE("options that make no sense") {
+  for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds(-5)}) {
+    CHECK_THROWS_AS(misuse([](auto&) {}, 2, {.timeout = timeout}), spec_error);
+  }
+  CHECK(misuse([](auto& model) { (void)model.acquire(0, pass::forward); }, 2,
+               {.timeout = std::chrono::milliseconds::max()}) == "");
   CHECK_THROWS_AS(misuse([](auto&) {}, 2, {.prefetch = -1}), spec_error);
   CHECK_THROWS_AS(thread_world{0}, spec_error);
 }
 
 TEST_CASE("a norm that is not finite skips the step on all ranks alike and poisons nothing") {
-  for (const float bad : {std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for (const int ranks : {1, 3}) {
       std::vector<std::map<std::string, std::vector<float>>> after(static_cast<std::size_t>(ranks));
       thread_world{ranks}.run([&](auto comm) {

@@ -183,7 +183,7 @@ TEST_CASE("matrices of fewer rows than ranks train when cut by rows") {
     std::vector<double> ignored;
     toy::train(model, how, ignored, ignored);
     ends[static_cast<std::size_t>(comm.rank())] = toy::read_parameters(model);
-    CHECK(model.memory_in_use()[memory::workspace] ==
+    CHECK(model.memory_in_use()[memory_kind::workspace] ==
           4 * 2 * 96);  // gradient and parameter of 18 x 5
   });
   for (const auto& end : ends) CHECK(end == trained_plainly(spec, how));
@@ -491,8 +491,8 @@ TEST_CASE("an order that prefetch did not expect makes the same calls on all ran
     thread_world{3}.run([&](auto comm) {
       books mine;
       model_options options{.timeout = std::chrono::seconds(10)};
-      options.observer = [&](event what, std::string_view name) {
-        if (what == event::gather_start && name == "unit.2" && comm.rank() == late) {
+      options.observer = [&](model_event what, std::string_view name) {
+        if (what == model_event::gather_start && name == "unit.2" && comm.rank() == late) {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
         }
       };

@@ -1,6 +1,6 @@
-// A model of every kind of tensor, a made-up loss whose gradient depends on the parameters, the rank
-// and the micro-batch, and two ways to train it: through the runtime, and by a plain loop that uses
-// nothing of the runtime.
+// A model of every kind of tensor, a made-up loss whose gradient depends on the parameters, the
+// rank and the micro-batch, and two ways to train it: through the runtime, and by a plain loop that
+// uses nothing of the runtime.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ struct settings {
 
 // What a run leaves behind; equal runs have equal bits.
 struct outcome {
-  std::vector<double> losses;                           // by step and rank
-  std::vector<double> norms;                            // by step
+  std::vector<double> losses;                            // by step and rank
+  std::vector<double> norms;                             // by step
   std::map<std::string, std::vector<float>> parameters;  // by tensor, at the end
 
   friend bool operator==(const outcome&, const outcome&) = default;
@@ -121,7 +121,8 @@ std::map<std::string, std::vector<float>> read_parameters(Model& model) {
     const auto weights = model.acquire(unit, mfsdp::pass::evaluate);
     for (std::size_t i = 0; i < spec.units()[unit].tensors.size(); ++i) {
       const auto values = weights[i].flat();
-      all[spec.tensors()[spec.units()[unit].tensors[i].tensor].name] = {values.begin(), values.end()};
+      all[spec.tensors()[spec.units()[unit].tensors[i].tensor].name] = {values.begin(),
+                                                                        values.end()};
     }
   }
   return all;
@@ -159,8 +160,8 @@ outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimize
 
 // The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates.
 template <class Matrix, class Elementwise>
-outcome run_plain(const mfsdp::model_spec& spec,
-                  const mfsdp::mixed<Matrix, Elementwise>& rules, const settings& how) {
+outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elementwise>& rules,
+                  const settings& how) {
   struct part {  // a row group of a matrix, or a whole other tensor
     std::size_t tensor;
     std::size_t offset;
@@ -183,7 +184,8 @@ outcome run_plain(const mfsdp::model_spec& spec,
                  : mfsdp::matrix_shape{1, tensors[t].elements()};
       part p{t, static_cast<std::size_t>(group * shape.elements()), shape, {}};
       const auto add_states = [&](const auto& sizes) {
-        for (const index_t size : sizes) p.states.emplace_back(static_cast<std::size_t>(size), 0.0f);
+        for (const index_t size : sizes)
+          p.states.emplace_back(static_cast<std::size_t>(size), 0.0f);
       };
       matrix ? add_states(rules.matrix.state_sizes(shape))
              : add_states(rules.elementwise.state_sizes(shape));
@@ -272,12 +274,12 @@ outcome run_plain(const mfsdp::model_spec& spec,
         const auto misaligned = reinterpret_cast<std::uintptr_t>(workspace.data()) / 4 % 16;
         mfsdp::state_spans<std::remove_cvref_t<decltype(rule)>, float> states;
         for (std::size_t k = 0; k < states.size(); ++k) states[k] = p.states[k];
-        rule.update(backend, states,
-                    mfsdp::matrix_view<float>(values_of(weights[p.tensor], p).data(), p.shape),
-                    mfsdp::matrix_view<const float>(values_of(total[p.tensor], p).data(), p.shape),
-                    mfsdp::update_context<float>{
-                        step + 1, 1.0f / static_cast<float>(step + 1),
-                        std::span(workspace).subspan((16 - misaligned) % 16)});
+        rule.update(
+            backend, states,
+            mfsdp::matrix_view<float>(values_of(weights[p.tensor], p).data(), p.shape),
+            mfsdp::matrix_view<const float>(values_of(total[p.tensor], p).data(), p.shape),
+            mfsdp::update_context<float>{step + 1, 1.0f / static_cast<float>(step + 1),
+                                         std::span(workspace).subspan((16 - misaligned) % 16)});
       };
       if (tensors[p.tensor].role == mfsdp::tensor_role::matrix) {
         update(rules.matrix);

@@ -16,6 +16,10 @@
 
 #include "mfsdp/concepts.hpp"
 
+#if defined(EIGEN_HAS_OPENMP) && !defined(EIGEN_DONT_PARALLELIZE)
+#error "mfsdp: ranks are threads already; compile with -DEIGEN_DONT_PARALLELIZE or without OpenMP"
+#endif
+
 namespace mfsdp::inline MFSDP_ABI {
 
 // Elements in host memory, aligned to storage_alignment, of undefined content: NaN in checked

@@ -42,29 +42,29 @@ class counting {
   [[nodiscard]] const traffic& total() const { return *total_; }
 
   template <class T>
-  requires AllGather<C, T> request start_all_gather(std::span<const T> shard, std::span<T> full,
-                                                    std::span<const piece> pieces,
-                                                    std::string_view label) {
+    requires AllGather<C, T>
+  request start_all_gather(std::span<const T> shard, std::span<T> full,
+                           std::span<const piece> pieces, std::string_view label) {
     const auto [mine, others] = split<T>(pieces);
     count(mine * (size() - 1), others);
     return inner_.start_all_gather(shard, full, pieces, label);
   }
 
   template <class T>
-  requires ReduceScatter<C, T> request start_reduce_scatter(std::span<const T> full,
-                                                            std::span<T> shard,
-                                                            std::span<const piece> pieces,
-                                                            reduce_into into,
-                                                            std::string_view label) {
+    requires ReduceScatter<C, T>
+  request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
+                               std::span<const piece> pieces, reduce_into into,
+                               std::string_view label) {
     const auto [mine, others] = split<T>(pieces);
     count(others, mine * (size() - 1));
     return inner_.start_reduce_scatter(full, shard, pieces, into, label);
   }
 
   template <class T>
-  requires AllReduce<C, T> request start_all_reduce(std::span<const T> full, std::span<T> local,
-                                                    std::span<const piece> pieces, reduce_into into,
-                                                    std::string_view label) {
+    requires AllReduce<C, T>
+  request start_all_reduce(std::span<const T> full, std::span<T> local,
+                           std::span<const piece> pieces, reduce_into into,
+                           std::string_view label) {
     const auto [mine, others] = split<T>(pieces);
     count((mine + others) * (size() - 1), (mine + others) * (size() - 1));
     return inner_.start_all_reduce(full, local, pieces, into, label);

@@ -14,6 +14,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -137,7 +138,10 @@ class thread_board {
     std::unique_lock lock(mutex_);
     left_[at(rank)] = true;
     if (!failure_ && unwound(rank)) record(*unwinding_);
-    if (!failure_ && standoff()) record(failure_of(rank, describe_standoff()));
+    // Who waits for this rank will see that it has left; the others may be stuck among themselves.
+    const bool missed = std::ranges::any_of(
+        waits_, [&](const waiting& w) { return w.joined != nullptr && !(*w.joined)(rank); });
+    if (!failure_ && !missed && standoff()) record(failure_of(rank, describe_standoff()));
     changed_.notify_all();
   }
 
@@ -268,11 +272,18 @@ class thread_board {
   // Whether every rank waits for another or has returned, so that no deadline need be waited for.
   [[nodiscard]] bool standoff() const {
     for (int rank = 0; rank < ranks_; ++rank) {
-      if (!left_[at(rank)] && (waits_[at(rank)].joined == nullptr || missing(rank).empty())) {
-        return false;
-      }
+      if (!left_[at(rank)] && !misses_any(rank)) return false;
     }
     return std::ranges::any_of(waits_, [](const waiting& w) { return w.joined != nullptr; });
+  }
+
+  [[nodiscard]] bool misses_any(int rank) const {
+    const auto* joined = waits_[at(rank)].joined;
+    if (joined == nullptr) return false;
+    for (int other = 0; other < ranks_; ++other) {
+      if (!(*joined)(other)) return true;
+    }
+    return false;
   }
 
   // Ranks that a waiting rank misses.
@@ -339,7 +350,7 @@ class thread_board {
   std::int64_t oldest_ = 0;         // number of the first of them
   std::vector<std::int64_t> next_;  // number of each rank's next operation
   std::vector<bool> left_;
-  std::vector<waiting> waits_;      // of each rank
+  std::vector<waiting> waits_;  // of each rank
   std::vector<std::int64_t> bytes_read_;
   std::optional<failure> unwinding_;  // a rank is being unwound: no transfer starts
   std::optional<failure> failure_;
@@ -350,7 +361,7 @@ class thread_board {
 // One rank's view of a thread_world. Copies are the same rank; use it from that rank's thread only.
 class thread_collective {
   struct started {
-    detail::thread_board* board = nullptr;
+    std::shared_ptr<detail::thread_board> board{};
     int rank = 0;
     std::int64_t number = 0;
     // Reads the ranks' inputs, writes this rank's output; returns the bytes read from other ranks.
@@ -392,7 +403,7 @@ class thread_collective {
       if (op_.board == nullptr) return;
       wait(until);
       op_.board->drain(op_.rank, op_.number, until);
-      op_.board = nullptr;
+      op_.board.reset();
     }
 
    private:
@@ -417,7 +428,8 @@ class thread_collective {
   request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
                                std::span<const piece> pieces, reduce_into into,
                                std::string_view label) {
-    return start("reduce-scatter", label, full, shard, pieces, into, &reduce<T, false>);
+    return start(into == reduce_into::add ? "adding reduce-scatter" : "reduce-scatter", label, full,
+                 shard, pieces, into, &reduce<T, false>);
   }
 
   // Every rank sums everything: (size - 1) times the bytes of the pieces are read.
@@ -425,12 +437,14 @@ class thread_collective {
   request start_all_reduce(std::span<const T> full, std::span<T> local,
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
-    return start("all-reduce", label, full, local, pieces, into, &reduce<T, true>);
+    return start(into == reduce_into::add ? "adding all-reduce" : "all-reduce", label, full, local,
+                 pieces, into, &reduce<T, true>);
   }
 
  private:
   friend class thread_world;
-  thread_collective(detail::thread_board* board, int rank) : board_(board), rank_(rank) {}
+  thread_collective(std::shared_ptr<detail::thread_board> board, int rank)
+      : board_(std::move(board)), rank_(rank) {}
 
   template <class T>
   request start(std::string_view kind, std::string_view label, std::span<const T> input,
@@ -490,7 +504,7 @@ class thread_collective {
     }
   }
 
-  detail::thread_board* board_;
+  std::shared_ptr<detail::thread_board> board_;  // may outlive the world's run
   int rank_;
 };
 
@@ -511,7 +525,7 @@ class thread_world {
   // collective, and run rethrows the first exception.
   template <class Body>
   void run(Body&& body) {
-    detail::thread_board board(ranks_, options_);
+    const auto board = std::make_shared<detail::thread_board>(ranks_, options_);
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(ranks_));
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -519,24 +533,24 @@ class thread_world {
       try {
         threads.emplace_back([&board, &body, rank] { run_rank(board, body, rank); });
       } catch (const std::system_error& e) {
-        board.fail(rank, e.what(), std::current_exception());
+        board->fail(rank, e.what(), std::current_exception());
         break;
       }
     }
     for (std::thread& thread : threads) thread.join();
-    board.rethrow_failure();
+    board->rethrow_failure();
   }
 
  private:
   template <class Body>
-  static void run_rank(detail::thread_board& board, Body& body, int rank) {
+  static void run_rank(const std::shared_ptr<detail::thread_board>& board, Body& body, int rank) {
     try {
-      body(thread_collective(&board, rank));
-      board.leave(rank);
+      body(thread_collective(board, rank));
+      board->leave(rank);
     } catch (const std::exception& e) {
-      board.fail(rank, e.what(), std::current_exception());
+      board->fail(rank, e.what(), std::current_exception());
     } catch (...) {
-      board.fail(rank, "an exception of unknown type", std::current_exception());
+      board->fail(rank, "an exception of unknown type", std::current_exception());
     }
   }
 

@@ -4,10 +4,12 @@
 #include <array>
 #include <cmath>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/error.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -30,6 +32,10 @@ struct adamw {
   static constexpr std::string_view name = "adamw";
   static constexpr bool whole_matrix = false;
 
+  // For the check that all ranks use the same.
+  [[nodiscard]] std::string options() const {
+    return fmt::format("adamw {} {} {} {} {}", learning_rate, beta1, beta2, epsilon, weight_decay);
+  }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return 14 * shape.elements(); }
   [[nodiscard]] constexpr std::array<index_t, 2> state_sizes(matrix_shape shape) const {
     return {shape.elements(), shape.elements()};
@@ -41,7 +47,7 @@ struct adamw {
               std::type_identity_t<matrix_view<const T>> gradient,
               const update_context<T>& context) const {
     const double t = static_cast<double>(context.step);
-    const double rate = learning_rate * static_cast<double>(context.learning_rate_scale);
+    const double rate = learning_rate * context.learning_rate_scale;
     const T keep1 = static_cast<T>(beta1);
     const T take1 = static_cast<T>(1 - beta1);
     const T keep2 = static_cast<T>(beta2);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -19,8 +20,9 @@ struct gathered {
   static_assert(Optimizer<O>,
                 "mfsdp: gathered holds something that is no Optimizer; used alone, it says which "
                 "member it lacks");
-  static_assert(O::whole_matrix,
-                "mfsdp: gathered is for optimizers that need whole matrices, this one takes pieces");
+  static_assert(
+      O::whole_matrix,
+      "mfsdp: gathered is for optimizers that need whole matrices, this one takes pieces");
 
   O inner;
 
@@ -38,6 +40,11 @@ struct gathered {
   static constexpr bool whole_matrix = true;
   static constexpr bool gathers = true;
 
+  [[nodiscard]] std::string options() const
+    requires requires(const O& o) { o.options(); }
+  {
+    return inner.options();
+  }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return inner.flops(shape); }
   [[nodiscard]] constexpr auto state_sizes(matrix_shape shape) const {
     return inner.state_sizes(shape);

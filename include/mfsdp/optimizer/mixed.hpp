@@ -12,9 +12,10 @@ namespace mfsdp::inline MFSDP_ABI {
 // others to the second, which must work on any piece because they may be cut.
 template <class Matrix, class Elementwise>
 struct mixed {
-  static_assert(!requires { requires Elementwise::whole_matrix; },
-                "mfsdp: the second optimizer of mixed updates pieces of tensors, this one needs "
-                "whole matrices");
+  static_assert(
+      !requires { requires Elementwise::whole_matrix; },
+      "mfsdp: the second optimizer of mixed updates pieces of tensors, this one needs "
+      "whole matrices");
 
   Matrix matrix;
   Elementwise elementwise;

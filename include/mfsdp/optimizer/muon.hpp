@@ -6,10 +6,12 @@
 #include <cassert>
 #include <cmath>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/error.hpp"
 #include "mfsdp/optimizer/newton_schulz.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -36,6 +38,11 @@ struct muon {
   static constexpr std::string_view name = "muon";
   static constexpr bool whole_matrix = true;
 
+  // For the check that all ranks use the same.
+  [[nodiscard]] std::string options() const {
+    return fmt::format("muon {} {} {} {} {}", learning_rate, momentum, weight_decay, steps,
+                       epsilon);
+  }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     return newton_schulz_flops(shape, steps) + 13 * shape.elements();
   }
@@ -68,7 +75,7 @@ struct muon {
 
     const double aspect =
         static_cast<double>(parameter.rows()) / static_cast<double>(parameter.cols());
-    const double rate = learning_rate * static_cast<double>(context.learning_rate_scale);
+    const double rate = learning_rate * context.learning_rate_scale;
     const T decay = static_cast<T>(1 - rate * weight_decay);
     const T step = static_cast<T>(rate * std::sqrt(std::max(1.0, aspect)));
     backend.transform([decay, step](auto& w, const auto& x) { w = decay * w - step * x; },

@@ -1,7 +1,8 @@
-// What the parts of the runtime share: plan, collective, backend, options, and the accounts that are
-// kept of memory and traffic.
+// What the parts of the runtime share: plan, collective, backend, options, and the accounts that
+// are kept of memory and traffic.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
@@ -24,9 +25,9 @@ enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step,
 inline constexpr std::size_t phases = 7;
 
 // What memory is for.
-enum class memory : std::size_t {
-  parameters,        // this rank's shard
-  gradients,         // of this rank's shard
+enum class memory_kind : std::size_t {
+  parameters,  // this rank's shard
+  gradients,   // of this rank's shard
   optimizer_states,
   unit_buffers,      // whole units between acquire and release, one for each slot
   held_buffers,      // tied tensors and their gradients, whole
@@ -35,7 +36,7 @@ enum class memory : std::size_t {
 };
 inline constexpr std::size_t memory_kinds = 7;
 
-[[nodiscard]] constexpr std::string_view to_string(memory kind) {
+[[nodiscard]] constexpr std::string_view to_string(memory_kind kind) {
   constexpr std::array<std::string_view, memory_kinds> names{
       "parameters",   "gradients",        "optimizer states", "unit buffers",
       "held buffers", "gradient buffers", "workspace"};
@@ -46,7 +47,7 @@ inline constexpr std::size_t memory_kinds = 7;
 struct memory_usage {
   std::array<std::int64_t, memory_kinds> bytes{};
 
-  [[nodiscard]] std::int64_t operator[](memory kind) const {
+  [[nodiscard]] std::int64_t operator[](memory_kind kind) const {
     return bytes[static_cast<std::size_t>(kind)];
   }
   [[nodiscard]] std::int64_t total() const {
@@ -54,12 +55,12 @@ struct memory_usage {
   }
   // What stays between steps: the part that sharding divides by the number of ranks.
   [[nodiscard]] std::int64_t resident() const {
-    return (*this)[memory::parameters] + (*this)[memory::gradients] +
-           (*this)[memory::optimizer_states];
+    return (*this)[memory_kind::parameters] + (*this)[memory_kind::gradients] +
+           (*this)[memory_kind::optimizer_states];
   }
 };
 
-enum class event {
+enum class model_event {
   gather_start,   // a group's gather is posted
   gather_finish,  // its parameters are complete in the unit buffer
   acquire,        // the trainer may read a unit
@@ -70,17 +71,18 @@ enum class event {
 };
 
 struct model_options {
-  // Units whose gather is started ahead of the one in use. Costs one unit buffer each. A trainer that
-  // acquires the next unit before it releases this one needs one more for the same overlap:
+  // Units whose gather is started ahead of the one in use. Costs one unit buffer each. A trainer
+  // that acquires the next unit before it releases this one needs one more for the same overlap:
   // sharded_model::gathers().late counts the gathers that nothing hid.
   int prefetch = 1;
   // Whether a unit is dropped between its forward and its backward. If not, every unit has its own
   // buffer and is gathered once a step.
   bool reshard_after_forward = true;
-  // Deadline of every wait.
+  // Deadline of every wait; positive.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
-  // Called on the rank's own thread with each event and the name of the group or unit.
-  std::function<void(event, std::string_view)> observer{};
+  // Called on the rank's own thread with each event and the name of the group or unit; must not
+  // throw.
+  std::function<void(model_event, std::string_view)> observer{};
 };
 
 template <class Comm, class Memory>
@@ -99,11 +101,13 @@ class runtime_context {
 
   [[nodiscard]] int rank() const { return collective.rank(); }
   [[nodiscard]] deadline until() const {
-    return std::chrono::steady_clock::now() + options.timeout;
+    // A century stands for ever; beyond it the clock overflows.
+    const auto wait = std::min<std::chrono::milliseconds>(options.timeout, std::chrono::years(100));
+    return std::chrono::steady_clock::now() + wait;
   }
 
   // Errors: whatever the backend throws when memory is short.
-  [[nodiscard]] storage allocate(memory kind, index_t elements) {
+  [[nodiscard]] storage allocate(memory_kind kind, index_t elements) {
     storage fresh = backend.template allocate<float>(elements);
     poison(fresh.span());
     usage.bytes[static_cast<std::size_t>(kind)] += elements * index_t{sizeof(float)};
@@ -121,7 +125,7 @@ class runtime_context {
     booked_ = collective.total();
   }
 
-  void observe(event what, std::string_view name) const {
+  void observe(model_event what, std::string_view name) const noexcept {
     if (options.observer) options.observer(what, name);
   }
 

@@ -16,7 +16,7 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // Where the trainer puts one gradient.
 struct gradient_view : matrix_view<float> {
-  bool accumulate = false;  // add to what is there; if false, every element must be written
+  bool accumulate = false;  // tied: add to what is there; if false, every element must be written
 };
 
 template <class Context, bool Replicated>
@@ -32,9 +32,9 @@ class unit_gradients {
       shard_elements += layout.gradients.shard_elements[rank()];
       if (!layout.held) largest = std::max(largest, layout.gradients.full_elements);
     }
-    shard_ = context_.allocate(memory::gradients, shard_elements);
+    shard_ = context_.allocate(memory_kind::gradients, shard_elements);
     for (int i = 0; i < 2; ++i) {
-      buffers_.push_back({context_.allocate(memory::gradient_buffers, largest)});
+      buffers_.push_back({context_.allocate(memory_kind::gradient_buffers, largest)});
     }
     index_t begin = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -49,7 +49,8 @@ class unit_gradients {
       }
       if (layout.held) {
         group.own_buffer = buffers_.size();
-        buffers_.push_back({context_.allocate(memory::held_buffers, layout.gradients.full_elements)});
+        buffers_.push_back(
+            {context_.allocate(memory_kind::held_buffers, layout.gradients.full_elements)});
       }
     }
   }
@@ -63,17 +64,22 @@ class unit_gradients {
     for (const std::size_t g : context_.plan.unit_groups[unit]) {
       group_state& group = groups_[g];
       if (group.pieces.empty()) continue;
-      group.accumulate = group.buffer.has_value() || named_twice(unit, g);
-      if (group.buffer) continue;
-      claim_buffer(g);
-      if (group.accumulate) {
-        context_.backend.fill(buffers_[*group.buffer].memory.span(), 0.0f);
+      const transfer_group& layout = context_.plan.groups[g];
+      if (!group.buffer) {
+        claim_buffer(g);
+        // Several units add to a tied tensor, in whatever order they come.
+        if (layout.held) context_.backend.fill(buffers_[*group.buffer].memory.span(), 0.0f);
+      } else if (!layout.held) {
+        throw usage_error(
+            fmt::format("the gradients of unit '{}' are handed out already; keep the first handle "
+                        "until reduce()",
+                        layout.name));
       }
     }
   }
 
   // Where the gradient of the i-th tensor of a unit goes; empty if the tensor is frozen or empty. A
-  // tensor with two names in the unit starts at zero, since either may be written first.
+  // tied tensor starts at zero and is always added to.
   [[nodiscard]] gradient_view view(std::size_t unit, std::size_t i) {
     const std::size_t tensor = context_.plan.spec.units()[unit].tensors[i].tensor;
     const tensor_slot& slot = context_.plan.tensors[tensor];
@@ -85,7 +91,8 @@ class unit_gradients {
                                     context_.plan.spec.units()[unit].name));
     }
     float* data = buffers_[*group.buffer].memory.span().data() + slot.gradient_offset;
-    return {{data, context_.plan.spec.tensors()[tensor].shape()}, group.accumulate};
+    return {{data, context_.plan.spec.tensors()[tensor].shape()},
+            context_.plan.groups[slot.group].held};
   }
 
   // Starts the sum over ranks. A tied tensor is summed when all of its units have come here.
@@ -118,8 +125,8 @@ class unit_gradients {
     }
   }
 
-  // Waits for all sums. Errors: usage_error naming what was opened and not reduced, or never reduced
-  // since the last step.
+  // Waits for all sums. Errors: usage_error naming what was opened and not reduced, or never
+  // reduced since the last step.
   void finish() {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const group_state& group = groups_[g];
@@ -128,9 +135,8 @@ class unit_gradients {
       if (!group.visitors.empty()) {
         for (const std::size_t unit : layout.units) {
           if (std::ranges::find(group.visitors, unit) != group.visitors.end()) continue;
-          throw usage_error(fmt::format(
-              "tied tensor '{}': unit '{}' has not reduced its gradient", layout.name,
-              context_.plan.spec.units()[unit].name));
+          throw usage_error(fmt::format("tied tensor '{}': unit '{}' has not reduced its gradient",
+                                        layout.name, context_.plan.spec.units()[unit].name));
         }
       }
       if (group.buffer) {
@@ -139,7 +145,8 @@ class unit_gradients {
       }
       if (!group.reduced) {
         throw usage_error(fmt::format(
-            "'{}' has no gradient since the last step (clip comes before step); a rank that computes "
+            "'{}' has no gradient since the last step (clip comes before step); a rank that "
+            "computes "
             "none must still call gradients(unit), zero() and reduce(), as all ranks do",
             layout.name));
       }
@@ -152,9 +159,12 @@ class unit_gradients {
     while (!in_flight_.empty()) retire_oldest();
   }
 
-  // The step has used the gradients: the next reduction overwrites them.
+  // The gradients are used up or given up: the next reduction overwrites them.
   void clear() {
+    quiesce();
     for (group_state& group : groups_) {
+      group.buffer.reset();
+      group.visitors.clear();
       group.reduced = false;
       context_.poison(group.shard);
     }
@@ -175,19 +185,11 @@ class unit_gradients {
     std::vector<piece> pieces;
     std::optional<std::size_t> own_buffer{};  // of a tied tensor
     std::optional<std::size_t> buffer{};      // while the trainer writes it
-    bool accumulate = false;
     bool reduced = false;                     // since the last step
     std::vector<std::size_t> visitors;        // units that have reduced a tied tensor
   };
 
   [[nodiscard]] std::size_t rank() const { return static_cast<std::size_t>(context_.rank()); }
-
-  [[nodiscard]] bool named_twice(std::size_t unit, std::size_t g) const {
-    const transfer_group& layout = context_.plan.groups[g];
-    return layout.held &&
-           std::ranges::count(context_.plan.spec.units()[unit].tensors, layout.tensors.front(),
-                              &tensor_reference::tensor) > 1;
-  }
 
   void claim_buffer(std::size_t g) {
     group_state& group = groups_[g];
@@ -211,9 +213,7 @@ class unit_gradients {
     group.buffer = chosen;
   }
 
-  [[nodiscard]] bool is_open(std::size_t i) const {
-    return groups_[buffers_[i].group].buffer == i;
-  }
+  [[nodiscard]] bool is_open(std::size_t i) const { return groups_[buffers_[i].group].buffer == i; }
 
   void launch(std::size_t g) {
     group_state& group = groups_[g];
@@ -223,14 +223,14 @@ class unit_gradients {
     const auto into = group.reduced ? reduce_into::add : reduce_into::write;
     group.reduced = true;
     const std::string& name = context_.plan.groups[g].name;
-    context_.observe(event::reduce_start, name);
+    context_.observe(model_event::reduce_start, name);
     const std::span<const float> full = buffer.memory.span();
     if constexpr (Replicated) {
-      buffer.reduction = context_.collective.start_all_reduce(full, group.shard, group.pieces, into,
-                                                              name);
+      buffer.reduction =
+          context_.collective.start_all_reduce(full, group.shard, group.pieces, into, name);
     } else {
-      buffer.reduction = context_.collective.start_reduce_scatter(full, group.shard, group.pieces,
-                                                                  into, name);
+      buffer.reduction =
+          context_.collective.start_reduce_scatter(full, group.shard, group.pieces, into, name);
     }
     in_flight_.push_back(i);
     context_.book(phase::backward);
@@ -244,13 +244,13 @@ class unit_gradients {
     buffer.reduction.drain(context_.until());
     in_flight_.erase(in_flight_.begin());
     context_.poison(buffer.memory.span());
-    context_.observe(event::reduce_finish, context_.plan.groups[buffer.group].name);
+    context_.observe(model_event::reduce_finish, context_.plan.groups[buffer.group].name);
   }
 
   Context& context_;
   storage shard_;
-  std::vector<buffer_state> buffers_;  // two for all units, then one for each tied tensor
-  std::vector<group_state> groups_;
+  std::vector<group_state> groups_;     // outlive the requests, which use their pieces
+  std::vector<buffer_state> buffers_;   // two for all units, then one for each tied tensor
   std::vector<std::size_t> in_flight_;  // buffers, in the order of their reductions
   std::size_t next_buffer_ = 0;
 };

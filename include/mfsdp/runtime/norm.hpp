@@ -15,7 +15,8 @@ namespace mfsdp::inline MFSDP_ABI {
 template <class Context>
 class global_norm {
  public:
-  // An item that is whole somewhere contributes one number, one that is cut a number for each block.
+  // An item that is whole somewhere contributes one number, one that is cut a number for each
+  // block.
   explicit global_norm(Context& context) : context_(context) {
     const plan& plan = context_.plan;
     const bool resident = plan.replicated || plan.ranks == 1;
@@ -28,9 +29,8 @@ class global_norm {
       if (resident && segment.rank != context_.rank()) continue;
       const index_t block = static_cast<index_t>(block_elements);
       const bool whole = segment.count == item.elements();
-      const index_t sums = whole ? 1
-                               : (segment.offset + segment.count - 1) / block -
-                                     segment.offset / block + 1;
+      const index_t sums =
+          whole ? 1 : (segment.offset + segment.count - 1) / block - segment.offset / block + 1;
       if (segment.rank == context_.rank()) mine_.push_back({i, whole});
       index_t& local = filled[static_cast<std::size_t>(segment.rank)];
       pieces_.push_back({segment.rank, total, local, sums});

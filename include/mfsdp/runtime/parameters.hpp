@@ -32,7 +32,7 @@ class unit_parameters {
     for (const transfer_group& group : plan.groups) {
       shard_elements += group.parameters.shard_elements[rank()];
     }
-    shard_ = context_.allocate(memory::parameters, shard_elements);
+    shard_ = context_.allocate(memory_kind::parameters, shard_elements);
     allocate_slots();
 
     groups_.resize(plan.groups.size());
@@ -47,7 +47,8 @@ class unit_parameters {
         group.full = group.shard;
         group.gathered = true;
       } else if (layout.held) {
-        held_.push_back(context_.allocate(memory::held_buffers, layout.parameters.full_elements));
+        held_.push_back(
+            context_.allocate(memory_kind::held_buffers, layout.parameters.full_elements));
         group.full = held_.back().span();
       } else {
         group.slot = ordinal++ % slots_.size();
@@ -79,12 +80,12 @@ class unit_parameters {
   void acquire(std::size_t unit, pass why) {
     for (const std::size_t g : context_.plan.unit_groups[unit]) start(g, why);
     prefetch_after(unit, why);
+    for (const std::size_t g : context_.plan.unit_groups[unit]) finish(g);
     for (const std::size_t g : context_.plan.unit_groups[unit]) {
-      finish(g);
       groups_[g].expected = false;
       ++groups_[g].users;
     }
-    context_.observe(event::acquire, context_.plan.spec.units()[unit].name);
+    context_.observe(model_event::acquire, context_.plan.spec.units()[unit].name);
   }
 
   void release(std::size_t unit, pass why) {
@@ -95,7 +96,7 @@ class unit_parameters {
       group_state& group = groups_[g];
       if (--group.users == 0 && !keep_for_backward) forget(g);
     }
-    context_.observe(event::release, context_.plan.spec.units()[unit].name);
+    context_.observe(model_event::release, context_.plan.spec.units()[unit].name);
   }
 
   // The first unit that the trainer has not released.
@@ -149,7 +150,7 @@ class unit_parameters {
     bool gathered = false;
     bool in_flight = false;
     bool expected = false;  // posted, and not acquired since
-    request gather{};  // the last one; drained before the shard is written
+    request gather{};       // the last one; drained before the shard is written
   };
 
   [[nodiscard]] std::size_t rank() const { return static_cast<std::size_t>(context_.rank()); }
@@ -166,8 +167,9 @@ class unit_parameters {
     }
     for (std::size_t slot = 0; slot < count; ++slot) {
       index_t largest = 0;
-      for (std::size_t i = slot; i < sizes.size(); i += count) largest = std::max(largest, sizes[i]);
-      slots_.push_back({context_.allocate(memory::unit_buffers, largest)});
+      for (std::size_t i = slot; i < sizes.size(); i += count)
+        largest = std::max(largest, sizes[i]);
+      slots_.push_back({context_.allocate(memory_kind::unit_buffers, largest)});
     }
   }
 
@@ -218,9 +220,10 @@ class unit_parameters {
       group.gathered = true;
       return;
     }
-    context_.observe(event::gather_start, layout.name);
-    group.gather = context_.collective.start_all_gather(std::span<const float>(group.shard),
-                                                        group.full, layout.parameters.pieces, layout.name);
+    context_.observe(model_event::gather_start, layout.name);
+    group.gather.drain(context_.until());  // long over; its destructor would have no deadline
+    group.gather = context_.collective.start_all_gather(
+        std::span<const float>(group.shard), group.full, layout.parameters.pieces, layout.name);
     group.in_flight = true;
     group.expected = true;
     ++counter;
@@ -262,7 +265,7 @@ class unit_parameters {
   void complete(group_state& group) {
     group.in_flight = false;
     group.gathered = true;
-    context_.observe(event::gather_finish,
+    context_.observe(model_event::gather_finish,
                      context_.plan.groups[static_cast<std::size_t>(&group - groups_.data())].name);
   }
 

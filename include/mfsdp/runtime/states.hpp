@@ -32,7 +32,7 @@ class optimizer_states {
         }
       }
     });
-    memory_ = context_.allocate(memory::optimizer_states, state_elements);
+    memory_ = context_.allocate(memory_kind::optimizer_states, state_elements);
     context_.backend.fill(memory_.span(), 0.0f);
 
     index_t begin = 0;
@@ -52,20 +52,22 @@ class optimizer_states {
         }
       }
     });
-    workspace_ = context_.allocate(memory::workspace, workspace + 2 * gathered);
+    workspace_ = context_.allocate(memory_kind::workspace, workspace + 2 * gathered);
     gathered_ = gathered;
   }
 
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
-  void step(std::int64_t step, float learning_rate_scale) {
-    const update_context<float> context{step, learning_rate_scale,
-                                        workspace_.span().subspan(2 * static_cast<std::size_t>(gathered_))};
+  void step(std::int64_t step, double learning_rate_scale) {
+    const update_context<float> context{
+        step, learning_rate_scale,
+        workspace_.span().subspan(2 * static_cast<std::size_t>(gathered_))};
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       for (auto& entry : entries) {
         if constexpr (GathersMatrices<O>) {
           update_gathered(optimizer, entry, context);
         } else {
-          optimizer.update(context_.backend, entry.states, entry.parameter, entry.gradient, context);
+          optimizer.update(context_.backend, entry.states, entry.parameter, entry.gradient,
+                           context);
         }
       }
     });
@@ -101,7 +103,8 @@ class optimizer_states {
   template <class Visit>
   void for_each_optimizer(Visit&& visit) {
     [&]<std::size_t... which>(std::index_sequence<which...>) {
-      (visit(std::get<which>(optimizers_), std::get<which>(entries_), static_cast<int>(which)), ...);
+      (visit(std::get<which>(optimizers_), std::get<which>(entries_), static_cast<int>(which)),
+       ...);
     }(std::make_index_sequence<std::tuple_size_v<members>>{});
   }
 
@@ -150,10 +153,11 @@ class optimizer_states {
     }
   }
 
-  // Every rank gathers the whole gradient and repeats the whole update; of the parameter it has, and
-  // keeps, only its own rows.
+  // Every rank gathers the whole gradient and repeats the whole update; of the parameter it has,
+  // and keeps, only its own rows.
   template <class O>
-  void update_gathered(const O& optimizer, held_state<O>& entry, const update_context<float>& context) {
+  void update_gathered(const O& optimizer, held_state<O>& entry,
+                       const update_context<float>& context) {
     const matrix_shape shape = context_.plan.items[entry.item].shape;
     const std::span<float> gradient = slice(workspace_.span(), 0, shape.elements());
     const std::span<float> parameter = slice(workspace_.span(), gathered_, shape.elements());
