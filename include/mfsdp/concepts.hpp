@@ -33,28 +33,48 @@ struct sample_kernel {
 };
 }  // namespace detail
 
+namespace contract {
+
+template <class B>
+concept backend_allocate = requires(B backend) {
+  { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
+};
+template <class B>
+concept backend_fill = requires(B backend, std::span<float> x) { backend.fill(x, 0.0f); };
+template <class B>
+concept backend_copy = requires(B backend, std::span<const float> from, std::span<float> to) {
+  backend.copy(from, to);
+  backend.copy(to, to);
+};
+template <class B>
+concept backend_multiply = requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
+  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
+  backend.multiply(1.0f, c, transpose::yes, c, transpose::no, 1.0f, c);
+};
+template <class B>
+concept backend_transform = requires(B backend, std::span<float> x, std::span<const float> y) {
+  backend.transform(detail::sample_kernel{}, x, y);
+};
+template <class B>
+concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
+  { backend.sum_of_squares(x) } -> std::same_as<double>;
+};
+
+}  // namespace contract
+
 // Memory and arithmetic of one device, as an instance.
 //   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
 //   fill, copy         over spans
 //   multiply(alpha, a, op_a, b, op_b, beta, c)   c = alpha op(a) op(b) + beta c; c aliases neither
-//   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element; the
-//   kernel
-//                      is written once for scalars and packets, and its result for an element must
-//                      not depend on where the element stands
+//   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element. It is
+//                      written once for scalars and packets; its result for an element must not
+//                      depend on where the element stands
 //   sum_of_squares(x)  in double, over blocks of block_elements from the start of x, in order
 template <class B>
 concept Backend =
-    std::copy_constructible<B> && requires(B backend, std::span<float> x, std::span<const float> y,
-                                           matrix_view<float> m, matrix_view<const float> n) {
-      { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
-      backend.fill(x, 0.0f);
-      backend.copy(y, x);
-      backend.copy(x, x);
-      backend.multiply(1.0f, n, transpose::no, n, transpose::yes, 0.0f, m);
-      backend.multiply(1.0f, m, transpose::yes, m, transpose::no, 1.0f, m);
-      backend.transform(detail::sample_kernel{}, x, y);
-      { backend.sum_of_squares(y) } -> std::same_as<double>;
-    };
+    std::copy_constructible<B> && contract::backend_allocate<B> && contract::backend_fill<B> &&
+    contract::backend_copy<B> && contract::backend_multiply<B> && contract::backend_transform<B> &&
+    contract::backend_sum_of_squares<B>;
 
 // -------------------------------------------------------------------------------------- Optimizer
 
@@ -159,6 +179,27 @@ template <class O>
 
 // -------------------------------------------------------------------------------------- Placement
 
+namespace contract {
+
+template <class P>
+concept placement_name = requires {
+  { P::name } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept placement_whole_matrices = requires {
+  { P::whole_matrices } -> std::convertible_to<bool>;
+};
+template <class P>
+concept placement_replicated = requires {
+  { P::replicated } -> std::convertible_to<bool>;
+};
+template <class P>
+concept placement_place = requires(const P& p, std::span<const placement_item> items) {
+  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
+};
+
+}  // namespace contract
+
 // Which rank holds what.
 //   name             for plans and reports
 //   whole_matrices   true if no matrix item is ever cut
@@ -167,12 +208,8 @@ template <class O>
 //                    integer arithmetic, since every rank computes it for itself
 template <class P>
 concept Placement =
-    std::copyable<P> && requires(const P& p, std::span<const placement_item> items) {
-      { P::name } -> std::convertible_to<std::string_view>;
-      { P::whole_matrices } -> std::convertible_to<bool>;
-      { P::replicated } -> std::convertible_to<bool>;
-      { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
-    };
+    std::copyable<P> && contract::placement_name<P> && contract::placement_whole_matrices<P> &&
+    contract::placement_replicated<P> && contract::placement_place<P>;
 
 // ------------------------------------------------------------------------------------- Collective
 
@@ -194,13 +231,25 @@ concept Request = std::movable<R> && std::default_initializable<R> && requires(R
 // Whether a reduction replaces its output or adds to it.
 enum class reduce_into : bool { write, add };
 
+namespace contract {
+
+template <class C>
+concept collective_request = requires { requires Request<typename C::request>; };
+template <class C>
+concept collective_rank = requires(const C& c) {
+  { c.rank() } -> std::same_as<int>;
+};
+template <class C>
+concept collective_size = requires(const C& c) {
+  { c.size() } -> std::same_as<int>;
+};
+
+}  // namespace contract
+
 // The base of every engine: who am I, among how many. Ranks call operations in one common order.
 template <class C>
-concept Collective =
-    std::copy_constructible<C> && Request<typename C::request> && requires(const C& c) {
-      { c.rank() } -> std::same_as<int>;
-      { c.size() } -> std::same_as<int>;
-    };
+concept Collective = std::copy_constructible<C> && contract::collective_request<C> &&
+                     contract::collective_rank<C> && contract::collective_size<C>;
 
 // One concept for each operation, so that an engine that offers less still serves those who need
 // less. Pieces and label are the same on all ranks and outlive the request; pieces of no elements

@@ -103,8 +103,7 @@ inline void make_groups(plan& p) {
 
 // Everything that follows from spec, ranks, items, segments and the optimizer of each tensor.
 //   unit buffer   tensors in order of registration, each aligned, row groups contiguous
-//   shard         the rank's segments in order of items, each aligned; the buffer itself if
-//   resident
+//   shard         the rank's segments in order of items, each aligned; if resident, the unit buffer
 inline void lay_out(plan& p) {
   make_groups(p);
   const bool resident = p.replicated || p.ranks == 1;

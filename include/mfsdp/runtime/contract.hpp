@@ -82,23 +82,6 @@ struct check_updates<B, std::tuple<O...>> {
 // -------------------------------------------------------------------------------------- Placement
 
 template <class P>
-concept placement_name = requires {
-  { P::name } -> std::convertible_to<std::string_view>;
-};
-template <class P>
-concept placement_whole_matrices = requires {
-  { P::whole_matrices } -> std::convertible_to<bool>;
-};
-template <class P>
-concept placement_replicated = requires {
-  { P::replicated } -> std::convertible_to<bool>;
-};
-template <class P>
-concept placement_place = requires(const P& p, std::span<const placement_item> items) {
-  { p.place(items, 1) } -> std::same_as<std::vector<std::vector<segment>>>;
-};
-
-template <class P>
 struct check_placement {
   static_assert(std::copyable<P>, "mfsdp: Placement cannot be copied");
   static_assert(placement_name<P>,
@@ -113,29 +96,6 @@ struct check_placement {
 };
 
 // ---------------------------------------------------------------------------------------- Backend
-
-template <class B>
-concept backend_allocate = requires(B backend) {
-  { backend.template allocate<float>(index_t{1}).span() } -> std::same_as<std::span<float>>;
-};
-template <class B>
-concept backend_fill = requires(B backend, std::span<float> x) { backend.fill(x, 0.0f); };
-template <class B>
-concept backend_copy = requires(B backend, std::span<const float> from, std::span<float> to) {
-  backend.copy(from, to);
-};
-template <class B>
-concept backend_multiply = requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
-  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
-};
-template <class B>
-concept backend_transform = requires(B backend, std::span<float> x, std::span<const float> y) {
-  backend.transform(mfsdp::detail::sample_kernel{}, x, y);
-};
-template <class B>
-concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
-  { backend.sum_of_squares(x) } -> std::same_as<double>;
-};
 
 template <class B>
 struct check_backend {
@@ -154,17 +114,6 @@ struct check_backend {
 };
 
 // ------------------------------------------------------------------------------------- Collective
-
-template <class C>
-concept collective_request = requires { requires Request<typename C::request>; };
-template <class C>
-concept collective_rank = requires(const C& c) {
-  { c.rank() } -> std::same_as<int>;
-};
-template <class C>
-concept collective_size = requires(const C& c) {
-  { c.size() } -> std::same_as<int>;
-};
 
 template <class C>
 struct check_collective {
