@@ -10,6 +10,7 @@
 #include "mfsdp/placement/owner.hpp"
 #include "mfsdp/placement/replicated.hpp"
 #include "mfsdp/placement/rows.hpp"
+#include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
 #include "plan_fakes.hpp"
 
@@ -18,6 +19,10 @@ namespace {
 bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
+
+struct gathering : fakes::newton_schulz {
+  static constexpr bool gathers = true;
+};
 
 mfsdp::model_spec small_spec() {
   mfsdp::model_spec spec;
@@ -101,4 +106,15 @@ TEST_CASE("the report of a model without matrices or cost") {
   CHECK(
       contains(mfsdp::describe(make_plan(spec, 1, mfsdp::owner_placement{}, fakes::two_moments{})),
                "(on every rank)"));
+}
+
+TEST_CASE("an optimizer that gathers matrices costs every rank its whole update and its states") {
+  mfsdp::model_spec spec;
+  spec.unit("u").matrix("m", 8, 4);
+  const mfsdp::plan p = make_plan(spec, 4, mfsdp::row_placement{}, gathering{});
+  const mfsdp::plan_loads loads = loads_of(p);
+  const mfsdp::index_t state = gathering{}.state_sizes({8, 4})[0];
+  for (const mfsdp::index_t bytes : loads.resident_bytes) CHECK(bytes == 8 * 8 + 4 * state);
+  for (const mfsdp::index_t flops : loads.update_flops) CHECK(flops == gathering{}.flops({8, 4}));
+  CHECK(to_text(mfsdp::parse_plan(to_text(p))) == to_text(p));
 }
