@@ -78,10 +78,7 @@ class sharded_model {
     [[nodiscard]] matrix_view<const float> operator[](std::size_t i) const {
       const sharded_model& model = live();
       const unit_spec& unit = model.plan().spec.units()[unit_];
-      if (i >= unit.tensors.size()) {
-        throw usage_error(fmt::format("unit '{}' has {} tensors, there is no tensor {}", unit.name,
-                                      unit.tensors.size(), i));
-      }
+      detail::require_in_unit(unit, i);
       return {model.parameters_.pointers(unit_)[i],
               model.plan().spec.tensors()[unit.tensors[i].tensor].shape()};
     }
@@ -113,21 +110,17 @@ class sharded_model {
   // Where the gradients of one unit go. A view of the model; reduce() once they are written.
   class gradient_buffers {
    public:
-    // By position or by name; empty for a frozen tensor. Errors: usage_error as above, or after
-    // reduce.
+    // By position or by name; empty for a frozen or empty tensor. Errors: usage_error as above, or
+    // after reduce.
     [[nodiscard]] gradient_view operator[](std::size_t i) const {
-      const unit_spec& unit = model_->plan().spec.units()[unit_];
-      if (i >= unit.tensors.size()) {
-        throw usage_error(fmt::format("unit '{}' has {} tensors, there is no tensor {}", unit.name,
-                                      unit.tensors.size(), i));
-      }
+      detail::require_in_unit(model_->plan().spec.units()[unit_], i);
       return model_->gradients_.view(unit_, i);
     }
     [[nodiscard]] gradient_view operator[](std::string_view name) const {
       return (*this)[detail::find_in_unit(model_->plan().spec.units()[unit_], name)];
     }
 
-    // Addresses of all tensors, in order of registration, until reduce; null for a frozen tensor.
+    // Addresses of all tensors, in order of registration, until reduce; null for a frozen one.
     // Unlike the parameters' they change from step to step.
     [[nodiscard]] std::span<float* const> pointers() const {
       std::vector<float*>& addresses = model_->gradient_pointers_[unit_];
@@ -378,8 +371,7 @@ class sharded_model {
       }
       throw plan_error(
           fmt::format("the ranks have different plans ({}); rank {} has {} units and {} tensors; "
-                      "all ranks must "
-                      "pass the same model, placement, optimizers and options",
+                      "all ranks must pass the same model, placement, optimizers and options",
                       groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
     return context_;

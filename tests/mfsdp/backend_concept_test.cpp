@@ -2,52 +2,26 @@
 #include <span>
 
 #include "mfsdp/concepts.hpp"
+#include "support/archetypes.hpp"
 
 namespace {
 
-using mfsdp::index_t, mfsdp::matrix_view, mfsdp::transpose, mfsdp::Backend;
-
-template <class T>
-struct memory {
-  std::span<T> span();
-};
-
-// The archetype's members, one at a time, so that a mutant can leave one out or change it.
-struct with_allocate {
-  template <class T>
-  memory<T> allocate(index_t);
-};
-struct with_fill {
-  void fill(std::span<float>, float);
-};
-struct with_copy {
-  void copy(std::span<const float>, std::span<float>);
-};
-struct with_multiply {
-  void multiply(float, matrix_view<const float>, transpose, matrix_view<const float>, transpose,
-                float, matrix_view<float>);
-};
-struct with_transform {
-  template <class K, class... T>
-  void transform(const K&, std::span<T>...);
-};
-struct with_sum {
-  double sum_of_squares(std::span<const float>);
-};
-
-template <class... Part>
-struct composed : Part... {};
+using namespace archetype;
+using mfsdp::Backend, mfsdp::transpose;
 
 static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
-                               with_sum>>);
+                               with_sum_of_squares>>);
 
-static_assert(!Backend<composed<with_fill, with_copy, with_multiply, with_transform, with_sum>>);
 static_assert(
-    !Backend<composed<with_allocate, with_copy, with_multiply, with_transform, with_sum>>);
+    !Backend<composed<with_fill, with_copy, with_multiply, with_transform, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_transform,
+                                with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_transform,
+                                with_sum_of_squares>>);
 static_assert(
-    !Backend<composed<with_allocate, with_fill, with_multiply, with_transform, with_sum>>);
-static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_transform, with_sum>>);
-static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_sum>>);
+    !Backend<composed<with_allocate, with_fill, with_copy, with_transform, with_sum_of_squares>>);
+static_assert(
+    !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_sum_of_squares>>);
 static_assert(
     !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform>>);
 
@@ -86,7 +60,8 @@ struct not_copyable {
 };
 
 template <class Allocate = with_allocate, class Fill = with_fill, class Copy = with_copy,
-          class Multiply = with_multiply, class Transform = with_transform, class Sum = with_sum>
+          class Multiply = with_multiply, class Transform = with_transform,
+          class Sum = with_sum_of_squares>
 using backend = composed<Allocate, Fill, Copy, Multiply, Transform, Sum>;
 
 static_assert(Backend<backend<>>);

@@ -5,51 +5,30 @@
 #include <string_view>
 
 #include "mfsdp/concepts.hpp"
+#include "support/archetypes.hpp"
 
 namespace {
 
-using mfsdp::index_t, mfsdp::matrix_shape, mfsdp::matrix_view, mfsdp::Optimizer;
+using mfsdp::Optimizer;
 using mfsdp::update_context, mfsdp::UpdatesOn;
 
-struct backend_archetype {};
-
-// The archetype's members, one at a time, so that a mutant can leave one out or change it.
-struct with_name {
-  static constexpr std::string_view name = "archetype";
-};
-struct with_whole_matrix {
-  static constexpr bool whole_matrix = false;
-};
-struct with_flops {
-  index_t flops(matrix_shape) const;
-};
-struct with_state_sizes {
-  std::array<index_t, 1> state_sizes(matrix_shape) const;
-};
-struct with_workspace {
-  index_t workspace_size(matrix_shape) const;
-};
-struct with_update {
-  void update(backend_archetype&, const std::array<std::span<float>, 1>&, matrix_view<float>,
-              matrix_view<const float>, const update_context<float>&) const;
-};
-
-template <class... Part>
-struct composed : Part... {};
+using namespace archetype;
+using backend_archetype = archetype::backend;
 
 static_assert(UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
-                                 with_workspace, with_update>,
+                                 with_workspace_size, with_update>,
                         backend_archetype>);
 
 static_assert(
-    !Optimizer<composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace>>);
-static_assert(!Optimizer<composed<with_name, with_flops, with_state_sizes, with_workspace>>);
-static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_state_sizes, with_workspace>>);
-static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_workspace>>);
-static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_state_sizes>>);
+    !Optimizer<composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace_size>>);
+static_assert(!Optimizer<composed<with_name, with_flops, with_state_sizes, with_workspace_size>>);
 static_assert(
-    !UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes, with_workspace>,
-               backend_archetype>);
+    !Optimizer<composed<with_name, with_whole_matrix, with_state_sizes, with_workspace_size>>);
+static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_workspace_size>>);
+static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_state_sizes>>);
+static_assert(!UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
+                                  with_workspace_size>,
+                         backend_archetype>);
 
 struct numeric_name {
   static constexpr int name = 1;
@@ -91,7 +70,7 @@ struct not_copyable {
 };
 
 template <class Name = with_name, class Whole = with_whole_matrix, class Flops = with_flops,
-          class States = with_state_sizes, class Workspace = with_workspace>
+          class States = with_state_sizes, class Workspace = with_workspace_size>
 using optimizer = composed<Name, Whole, Flops, States, Workspace>;
 
 static_assert(Optimizer<optimizer<>>);

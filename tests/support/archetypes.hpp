@@ -140,9 +140,9 @@ struct axes {
 
 // Constructs and uses a model as a trainer would.
 template <class Collective, class Placement, class Optimizer, class Backend = backend>
-void train(Collective collective, Placement placement, Optimizer optimizer, Backend memory = {}) {
+void train(Collective comm, Placement where, Optimizer rule, Backend memory = {}) {
   mfsdp::sharded_model<axes<Collective>, Placement, Optimizer, Backend> model{
-      mfsdp::model_spec{}, axes<Collective>{collective}, placement, optimizer, {}, memory};
+      mfsdp::model_spec{}, axes<Collective>{comm}, where, rule, {}, memory};
   model.initialize([](const mfsdp::tensor_spec&, std::span<float>, index_t) {});
   for (const std::size_t unit : model.forward_order()) {
     (void)model.acquire(unit, mfsdp::pass::forward);

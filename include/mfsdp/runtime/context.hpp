@@ -142,6 +142,12 @@ class runtime_context {
 
 namespace detail {
 
+inline void require_in_unit(const unit_spec& unit, std::size_t position) {
+  if (position < unit.tensors.size()) return;
+  throw usage_error(fmt::format("unit '{}' has {} tensors, there is no tensor {}", unit.name,
+                                unit.tensors.size(), position));
+}
+
 // The position of a tensor among those of a unit.
 [[nodiscard]] inline std::size_t find_in_unit(const unit_spec& unit, std::string_view name) {
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {

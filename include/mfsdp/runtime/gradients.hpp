@@ -146,8 +146,7 @@ class unit_gradients {
       if (!group.reduced) {
         throw usage_error(fmt::format(
             "'{}' has no gradient since the last step (clip comes before step); a rank that "
-            "computes "
-            "none must still call gradients(unit), zero() and reduce(), as all ranks do",
+            "computes none must still call gradients(unit), zero() and reduce(), as all ranks do",
             layout.name));
       }
     }
