@@ -53,19 +53,29 @@ struct loop_backend {
   template <class T>
   void multiply(std::type_identity_t<T> alpha, std::type_identity_t<matrix_view<const T>> a,
                 transpose op_a, std::type_identity_t<matrix_view<const T>> b, transpose op_b,
-                std::type_identity_t<T> beta, matrix_view<T> c) const {
+                std::type_identity_t<T> beta, std::type_identity_t<matrix_view<const T>> c,
+                matrix_view<T> d) const {
     const auto at = [](const auto& m, transpose op, index_t i, index_t j) {
       return op == transpose::no ? m.data()[i * m.cols() + j] : m.data()[j * m.cols() + i];
     };
     const index_t inner = op_a == transpose::no ? a.cols() : a.rows();
-    for (index_t i = 0; i < c.rows(); ++i) {
-      for (index_t j = 0; j < c.cols(); ++j) {
+    for (index_t i = 0; i < d.rows(); ++i) {
+      for (index_t j = 0; j < d.cols(); ++j) {
         T sum = 0;
         for (index_t k = 0; k < inner; ++k) sum += at(a, op_a, i, k) * at(b, op_b, k, j);
-        T& out = c.data()[i * c.cols() + j];
-        out = alpha * sum + (beta == 0 ? 0 : beta * out);
+        const index_t at_ij = i * d.cols() + j;
+        d.data()[at_ij] = alpha * sum + (beta == 0 ? 0 : beta * c.data()[at_ij]);
       }
     }
+  }
+
+  template <class T>
+  void multiply_symmetric(std::type_identity_t<T> alpha,
+                          std::type_identity_t<matrix_view<const T>> a, transpose op_a,
+                          std::type_identity_t<matrix_view<const T>> b, transpose op_b,
+                          std::type_identity_t<T> beta,
+                          std::type_identity_t<matrix_view<const T>> c, matrix_view<T> d) const {
+    multiply<T>(alpha, a, op_a, b, op_b, beta, c, d);
   }
 
   template <class Kernel, class First, class... T>

@@ -21,7 +21,9 @@ struct normalized_momentum {
   static constexpr bool whole_matrix = true;  // a norm of a piece would be another one
 
   index_t flops(matrix_shape shape) const { return 6 * shape.elements(); }
-  std::array<index_t, 1> state_sizes(matrix_shape shape) const { return {shape.elements()}; }
+  std::array<mfsdp::state_spec, 1> states(matrix_shape shape) const {
+    return {{{"momentum", shape.elements()}}};
+  }
   index_t workspace_size(matrix_shape) const { return 0; }
 
   template <mfsdp::Backend B, class T>

@@ -48,9 +48,15 @@ concept backend_copy = requires(B backend, std::span<const float> from, std::spa
 };
 template <class B>
 concept backend_multiply = requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
-  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, c);
-  backend.multiply(1.0f, c, transpose::yes, c, transpose::no, 1.0f, c);
+  backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, a, c);
+  backend.multiply(1.0f, c, transpose::yes, c, transpose::no, 1.0f, c, c);
 };
+template <class B>
+concept backend_multiply_symmetric =
+    requires(B backend, matrix_view<const float> a, matrix_view<float> c) {
+      backend.multiply_symmetric(1.0f, a, transpose::no, a, transpose::yes, 0.0f, a, c);
+      backend.multiply_symmetric(1.0f, c, transpose::yes, c, transpose::no, 1.0f, c, c);
+    };
 template <class B>
 concept backend_transform = requires(B backend, std::span<float> x, std::span<const float> y) {
   backend.transform(detail::sample_kernel{}, x, y);
@@ -65,16 +71,43 @@ concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
 // Memory and arithmetic of one device, as an instance.
 //   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
 //   fill, copy         over spans
-//   multiply(alpha, a, op_a, b, op_b, beta, c)   c = alpha op(a) op(b) + beta c; c aliases neither
+//   multiply(alpha, a, op_a, b, op_b, beta, c, d)   d = alpha op(a) op(b) + beta c, where d may be
+//   c
+//                      and is apart from a and b; beta = 0 does not read c, which may be empty
+//   multiply_symmetric(same)   the same where c and the result are symmetric, by their meaning if
+//                      not to the last bit: one triangle is computed, the other is its mirror
 //   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element. It is
 //                      written once for scalars and packets; its result for an element must not
 //                      depend on where the element stands
 //   sum_of_squares(x)  in double, over blocks of block_elements from the start of x, in order
 template <class B>
-concept Backend =
-    std::copy_constructible<B> && contract::backend_allocate<B> && contract::backend_fill<B> &&
-    contract::backend_copy<B> && contract::backend_multiply<B> && contract::backend_transform<B> &&
-    contract::backend_sum_of_squares<B>;
+concept Backend = std::copy_constructible<B> && contract::backend_allocate<B> &&
+                  contract::backend_fill<B> && contract::backend_copy<B> &&
+                  contract::backend_multiply<B> && contract::backend_multiply_symmetric<B> &&
+                  contract::backend_transform<B> && contract::backend_sum_of_squares<B>;
+
+// What some optimizers need on top.
+//   row_sums_of_squares(a, sums)   of each row, added in double
+//   scale_rows(factors, a)         row i times factors[i], in place
+template <class B>
+concept RowwiseBackend =
+    Backend<B> && requires(B backend, matrix_view<const float> a, std::span<const float> factors,
+                           matrix_view<float> c, std::span<float> sums) {
+      backend.row_sums_of_squares(a, sums);
+      backend.scale_rows(factors, c);
+    };
+
+//   symmetric_eigen(a, values)   replaces the symmetric a (n x n) by its eigenvectors, one in each
+//                      row, orthonormal, in the order of their eigenvalues, ascending. Reads one
+//                      triangle. If float fails it is done again in double; false if that fails
+//   orthonormalize_rows(a)       replaces a (n x n) by the rows that Gram-Schmidt would give, up to
+//                      sign, by a stable method; rows of a singular matrix are completed
+template <class B>
+concept DecomposingBackend =
+    RowwiseBackend<B> && requires(B backend, matrix_view<float> a, std::span<float> values) {
+      { backend.symmetric_eigen(a, values) } -> std::same_as<bool>;
+      backend.orthonormalize_rows(a);
+    };
 
 // -------------------------------------------------------------------------------------- Optimizer
 
@@ -84,6 +117,14 @@ struct update_context {
   std::int64_t step = 1;           // of this parameter, the first is 1
   double learning_rate_scale = 1;  // a schedule's factor on the optimizer's own rate
   std::span<T> workspace{};        // workspace_size(shape) elements of undefined content
+};
+
+// One state of one parameter, zero at the start.
+struct state_spec {
+  std::string_view name;  // unique in the optimizer; a checkpoint finds the state by it
+  index_t elements = 0;
+  bool exact = false;  // keeps the precision of the arithmetic whatever the other states use
+  friend constexpr bool operator==(const state_spec&, const state_spec&) = default;
 };
 
 namespace contract {
@@ -101,9 +142,10 @@ concept optimizer_flops = requires(const O& o, matrix_shape s) {
   { o.flops(s) } -> std::same_as<index_t>;
 };
 template <class O>
-concept optimizer_state_sizes = requires(const O& o, matrix_shape s) {
-  std::tuple_size<decltype(o.state_sizes(s))>::value;
-  { o.state_sizes(s)[0] } -> std::convertible_to<index_t>;
+concept optimizer_states = requires(const O& o, matrix_shape s) {
+  std::tuple_size<decltype(o.states(s))>::value;
+  requires std::same_as<decltype(o.states(s)),
+                        std::array<state_spec, std::tuple_size_v<decltype(o.states(s))>>>;
 };
 template <class O>
 concept optimizer_workspace_size = requires(const O& o, matrix_shape s) {
@@ -113,7 +155,7 @@ concept optimizer_workspace_size = requires(const O& o, matrix_shape s) {
 template <class O, class T>
 using state_spans =
     std::array<std::span<T>,
-               std::tuple_size_v<decltype(std::declval<const O&>().state_sizes(matrix_shape{}))>>;
+               std::tuple_size_v<decltype(std::declval<const O&>().states(matrix_shape{}))>>;
 
 template <class O, class B>
 concept optimizer_update =
@@ -124,7 +166,7 @@ concept optimizer_update =
 
 }  // namespace contract
 
-// The states of one parameter, as spans in the order of state_sizes.
+// The states of one parameter, as spans in the order of states(shape).
 template <class O, class T>
 using state_spans = contract::state_spans<O, T>;
 
@@ -132,15 +174,15 @@ using state_spans = contract::state_spans<O, T>;
 //   name               for plans and reports
 //   whole_matrix       true if update needs the whole matrix; false if it works on any piece
 //   flops(shape)       arithmetic of one update, the planner's measure of time
-//   state_sizes(shape) elements of each state, zero at the start; std::array<index_t, number of
-//   states> workspace_size(shape)   scratch elements of one update options()          optional: the
-//   options as text, compared between ranks at the start update(backend, state, parameter,
-//   gradient, context)   never writes the gradient; an elementwise
-//                      piece arrives as a 1 x n view
+//   states(shape)      what it keeps of the parameter: std::array<state_spec, N>
+//   workspace_size(shape)   scratch elements of one update
+//   options()          optional: the options as text, compared between ranks at the start
+//   update(backend, states, parameter, gradient, context)   never writes the gradient; an
+//                      elementwise piece arrives as a 1 x n view
 template <class O>
 concept Optimizer = std::copyable<O> && contract::optimizer_name<O> &&
                     contract::optimizer_whole_matrix<O> && contract::optimizer_flops<O> &&
-                    contract::optimizer_state_sizes<O> && contract::optimizer_workspace_size<O>;
+                    contract::optimizer_states<O> && contract::optimizer_workspace_size<O>;
 
 template <class O, class B>
 concept UpdatesOn = Optimizer<O> && contract::optimizer_update<O, B>;

@@ -40,8 +40,10 @@ template <class Optimizer>
 void set_costs(placement_item& item, const Optimizer& optimizer) {
   add_cost(item.update_flops, optimizer.flops(item.shape), item);
   add_cost(item.resident_bytes, 2 * element_bytes * item.elements(), item);  // and the gradient
-  for (const index_t state : optimizer.state_sizes(item.shape)) {
-    for (index_t byte = 0; byte < element_bytes; ++byte) add_cost(item.resident_bytes, state, item);
+  for (const state_spec& state : optimizer.states(item.shape)) {
+    for (index_t byte = 0; byte < element_bytes; ++byte) {
+      add_cost(item.resident_bytes, state.elements, item);
+    }
   }
 }
 

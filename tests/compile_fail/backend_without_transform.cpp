@@ -3,7 +3,8 @@
 
 using namespace archetype;
 
-struct broken : composed<with_allocate, with_fill, with_copy, with_multiply, with_sum_of_squares> {
+struct broken : composed<with_allocate, with_fill, with_copy, with_multiply,
+                         with_multiply_symmetric, with_sum_of_squares> {
 #ifndef MFSDP_COMPILE_FAIL
   template <class Kernel, class... T>
   void transform(const Kernel&, std::span<T>...);

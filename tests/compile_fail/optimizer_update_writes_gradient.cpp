@@ -4,7 +4,7 @@
 using namespace archetype;
 
 struct broken
-    : composed<with_name, with_whole_matrix, with_flops, with_state_sizes, with_workspace_size> {
+    : composed<with_name, with_whole_matrix, with_flops, with_states, with_workspace_size> {
   template <class B>
   void update(B&, const std::array<std::span<float>, 1>&, matrix_view<float>,
 #ifdef MFSDP_COMPILE_FAIL

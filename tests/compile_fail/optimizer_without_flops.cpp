@@ -4,7 +4,7 @@
 using namespace archetype;
 
 struct broken
-    : composed<with_name, with_whole_matrix, with_state_sizes, with_workspace_size, with_update> {
+    : composed<with_name, with_whole_matrix, with_states, with_workspace_size, with_update> {
 #ifndef MFSDP_COMPILE_FAIL
   index_t flops(matrix_shape) const;
 #endif

@@ -4,7 +4,7 @@
 using namespace archetype;
 
 struct broken
-    : composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace_size, with_update> {
+    : composed<with_whole_matrix, with_flops, with_states, with_workspace_size, with_update> {
 #ifndef MFSDP_COMPILE_FAIL
   static constexpr std::string_view name = "own";
 #endif

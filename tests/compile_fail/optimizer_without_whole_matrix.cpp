@@ -3,8 +3,7 @@
 
 using namespace archetype;
 
-struct broken
-    : composed<with_name, with_flops, with_state_sizes, with_workspace_size, with_update> {
+struct broken : composed<with_name, with_flops, with_states, with_workspace_size, with_update> {
 #ifndef MFSDP_COMPILE_FAIL
   static constexpr bool whole_matrix = false;
 #endif

@@ -3,7 +3,7 @@
 
 using namespace archetype;
 
-struct broken : composed<with_name, with_whole_matrix, with_flops, with_state_sizes, with_update> {
+struct broken : composed<with_name, with_whole_matrix, with_flops, with_states, with_update> {
 #ifndef MFSDP_COMPILE_FAIL
   index_t workspace_size(matrix_shape) const;
 #endif

@@ -68,6 +68,7 @@ void multiply_conformance(B& backend) {
     backend.multiply(
         T(0.5), mfsdp::matrix_view<const T>(a.span().data(), flip_a ? k : m, flip_a ? m : k), op_a,
         mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n), op_b, beta,
+        mfsdp::matrix_view<const T>(c.span().data(), m, n),
         mfsdp::matrix_view<T>(c.span().data(), m, n));
     double error = 0;
     for (index_t i = 0; i < m; ++i) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -39,15 +40,15 @@ class optimizer_bench {
     for (mfsdp::index_t i = 0; i < shape.elements(); ++i) {
       parameter()[i] = static_cast<T>(0.5 * std::cos(0.3 + 0.9 * static_cast<double>(i)));
     }
-    for (const mfsdp::index_t size : optimizer.state_sizes(shape)) {
-      states_.push_back(make(size));
-      backend.fill(mfsdp::slice(states_.back().span(), 0, size), T(0));
+    for (const mfsdp::state_spec& state : optimizer.states(shape)) {
+      states_.push_back(make(state.elements));
+      backend.fill(mfsdp::slice(states_.back().span(), 0, state.elements), T(0));
     }
   }
 
   std::span<T> parameter() { return mfsdp::slice(parameter_.span(), shift_, shape_.elements()); }
   std::span<T> state(std::size_t i) {
-    return mfsdp::slice(states_[i].span(), 0, optimizer_.state_sizes(shape_)[i]);
+    return mfsdp::slice(states_[i].span(), 0, optimizer_.states(shape_)[i].elements);
   }
 
   // One update with a gradient of this size; false if it wrote the gradient or past its spans.
@@ -122,7 +123,12 @@ void optimizer_conformance_on(const O& optimizer, B& backend, mfsdp::matrix_shap
   CHECK(optimizer.flops(shape) >= 0);
   CHECK(optimizer.workspace_size(shape) >= 0);
   CHECK(optimizer.workspace_size(shape) == optimizer.workspace_size(shape));
-  for (const mfsdp::index_t size : optimizer.state_sizes(shape)) CHECK(size >= 0);
+  std::set<std::string_view> names;
+  for (const mfsdp::state_spec& state : optimizer.states(shape)) {
+    CHECK(state.elements >= 0);
+    CHECK_FALSE(state.name.empty());
+    CHECK(names.insert(state.name).second);
+  }
 
   // The same bits again, whatever the workspace holds and wherever parameter and gradient stand.
   bench first(optimizer, backend, shape);
@@ -179,7 +185,7 @@ void piecewise_conformance(const O& optimizer, B& backend) {
         auto workspace = backend.template allocate<T>(optimizer.workspace_size(shape));
         mfsdp::state_spans<O, T> spans;
         for (std::size_t i = 0; i < states; ++i) {
-          REQUIRE(optimizer.state_sizes(shape)[i] == shape.elements());
+          REQUIRE(optimizer.states(shape)[i].elements == shape.elements());
           spans[i] = mfsdp::slice(std::span(state[i]), from, to - from);
         }
         optimizer.update(backend, spans, mfsdp::matrix_view<T>(parameter.data() + from, shape),

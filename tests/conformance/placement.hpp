@@ -19,8 +19,8 @@ struct any_pieces {
   static constexpr std::string_view name = "any_pieces";
   static constexpr bool whole_matrix = false;
   [[nodiscard]] mfsdp::index_t flops(mfsdp::matrix_shape s) const { return 10 * s.elements(); }
-  [[nodiscard]] std::array<mfsdp::index_t, 1> state_sizes(mfsdp::matrix_shape s) const {
-    return {s.elements()};
+  [[nodiscard]] std::array<mfsdp::state_spec, 1> states(mfsdp::matrix_shape s) const {
+    return {{{"state", s.elements()}}};
   }
   [[nodiscard]] mfsdp::index_t workspace_size(mfsdp::matrix_shape) const { return 0; }
 };

@@ -9,21 +9,23 @@ namespace {
 using namespace archetype;
 using mfsdp::Backend, mfsdp::transpose;
 
-static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
-                               with_sum_of_squares>>);
+static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
+                               with_multiply_symmetric, with_transform, with_sum_of_squares>>);
 
-static_assert(
-    !Backend<composed<with_fill, with_copy, with_multiply, with_transform, with_sum_of_squares>>);
-static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_transform,
+static_assert(!Backend<composed<with_fill, with_copy, with_multiply, with_multiply_symmetric,
+                                with_transform, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_multiply_symmetric,
+                                with_transform, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_multiply_symmetric,
+                                with_transform, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply_symmetric,
+                                with_transform, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
                                 with_sum_of_squares>>);
-static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_transform,
-                                with_sum_of_squares>>);
-static_assert(
-    !Backend<composed<with_allocate, with_fill, with_copy, with_transform, with_sum_of_squares>>);
-static_assert(
-    !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_sum_of_squares>>);
-static_assert(
-    !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
+                                with_multiply_symmetric, with_sum_of_squares>>);
+static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
+                                with_multiply_symmetric, with_transform>>);
 
 template <class T>
 struct constant_memory {
@@ -41,11 +43,11 @@ struct backward_copy {
 };
 struct plain_multiply {
   void multiply(float, matrix_view<const float>, matrix_view<const float>, float,
-                matrix_view<float>);
+                matrix_view<const float>, matrix_view<float>);
 };
 struct mutable_multiply {
   void multiply(float, matrix_view<float>, transpose, matrix_view<float>, transpose, float,
-                matrix_view<float>);
+                matrix_view<float>, matrix_view<float>);
 };
 struct mutable_transform {
   template <class K>
@@ -62,7 +64,7 @@ struct not_copyable {
 template <class Allocate = with_allocate, class Fill = with_fill, class Copy = with_copy,
           class Multiply = with_multiply, class Transform = with_transform,
           class Sum = with_sum_of_squares>
-using backend = composed<Allocate, Fill, Copy, Multiply, Transform, Sum>;
+using backend = composed<Allocate, Fill, Copy, Multiply, with_multiply_symmetric, Transform, Sum>;
 
 static_assert(Backend<backend<>>);
 static_assert(!Backend<backend<constant_allocate>>);

@@ -15,20 +15,19 @@ using mfsdp::update_context, mfsdp::UpdatesOn;
 using namespace archetype;
 using backend_archetype = archetype::backend;
 
-static_assert(UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
+static_assert(UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_states,
                                  with_workspace_size, with_update>,
                         backend_archetype>);
 
 static_assert(
-    !Optimizer<composed<with_whole_matrix, with_flops, with_state_sizes, with_workspace_size>>);
-static_assert(!Optimizer<composed<with_name, with_flops, with_state_sizes, with_workspace_size>>);
-static_assert(
-    !Optimizer<composed<with_name, with_whole_matrix, with_state_sizes, with_workspace_size>>);
+    !Optimizer<composed<with_whole_matrix, with_flops, with_states, with_workspace_size>>);
+static_assert(!Optimizer<composed<with_name, with_flops, with_states, with_workspace_size>>);
+static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_states, with_workspace_size>>);
 static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_workspace_size>>);
-static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_state_sizes>>);
-static_assert(!UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
-                                  with_workspace_size>,
-                         backend_archetype>);
+static_assert(!Optimizer<composed<with_name, with_whole_matrix, with_flops, with_states>>);
+static_assert(
+    !UpdatesOn<composed<with_name, with_whole_matrix, with_flops, with_states, with_workspace_size>,
+               backend_archetype>);
 
 struct numeric_name {
   static constexpr int name = 1;
@@ -43,7 +42,7 @@ struct mutable_flops {
   index_t flops(matrix_shape);
 };
 struct dynamic_states {
-  std::span<const index_t> state_sizes(matrix_shape) const;
+  std::span<const mfsdp::state_spec> states(matrix_shape) const;
 };
 struct narrow_workspace {
   int workspace_size(matrix_shape) const;
@@ -70,7 +69,7 @@ struct not_copyable {
 };
 
 template <class Name = with_name, class Whole = with_whole_matrix, class Flops = with_flops,
-          class States = with_state_sizes, class Workspace = with_workspace_size>
+          class States = with_states, class Workspace = with_workspace_size>
 using optimizer = composed<Name, Whole, Flops, States, Workspace>;
 
 static_assert(Optimizer<optimizer<>>);
@@ -79,8 +78,8 @@ static_assert(!Optimizer<optimizer<with_name, whole_matrix_text>>);
 static_assert(!Optimizer<optimizer<with_name, with_whole_matrix, float_flops>>);
 static_assert(!Optimizer<optimizer<with_name, with_whole_matrix, mutable_flops>>);
 static_assert(!Optimizer<optimizer<with_name, with_whole_matrix, with_flops, dynamic_states>>);
-static_assert(!Optimizer<optimizer<with_name, with_whole_matrix, with_flops, with_state_sizes,
-                                   narrow_workspace>>);
+static_assert(
+    !Optimizer<optimizer<with_name, with_whole_matrix, with_flops, with_states, narrow_workspace>>);
 static_assert(!Optimizer<composed<optimizer<>, not_copyable>>);
 
 template <class Update>

@@ -25,8 +25,8 @@ struct newton_schulz {
     const mfsdp::index_t n = std::max(s.rows, s.cols);
     return 5 * (4 * m * m * n + 2 * m * m * m);
   }
-  [[nodiscard]] std::array<mfsdp::index_t, 1> state_sizes(mfsdp::matrix_shape s) const {
-    return {s.elements()};
+  [[nodiscard]] std::array<mfsdp::state_spec, 1> states(mfsdp::matrix_shape s) const {
+    return {{{"momentum", s.elements()}}};
   }
   [[nodiscard]] mfsdp::index_t workspace_size(mfsdp::matrix_shape) const { return 0; }
 };
@@ -36,8 +36,8 @@ struct two_moments {
   static constexpr std::string_view name = "two_moments";
   static constexpr bool whole_matrix = false;
   [[nodiscard]] mfsdp::index_t flops(mfsdp::matrix_shape s) const { return 12 * s.elements(); }
-  [[nodiscard]] std::array<mfsdp::index_t, 2> state_sizes(mfsdp::matrix_shape s) const {
-    return {s.elements(), s.elements()};
+  [[nodiscard]] std::array<mfsdp::state_spec, 2> states(mfsdp::matrix_shape s) const {
+    return {{{"first", s.elements()}, {"second", s.elements()}}};
   }
   [[nodiscard]] mfsdp::index_t workspace_size(mfsdp::matrix_shape) const { return 0; }
 };

@@ -113,7 +113,7 @@ TEST_CASE("an optimizer that gathers matrices costs every rank its whole update 
   spec.unit("u").matrix("m", 8, 4);
   const mfsdp::plan p = make_plan(spec, 4, mfsdp::row_placement{}, gathering{});
   const mfsdp::plan_loads loads = loads_of(p);
-  const mfsdp::index_t state = gathering{}.state_sizes({8, 4})[0];
+  const mfsdp::index_t state = gathering{}.states({8, 4})[0].elements;
   for (const mfsdp::index_t bytes : loads.resident_bytes) CHECK(bytes == 8 * 8 + 4 * state);
   for (const mfsdp::index_t flops : loads.update_flops) CHECK(flops == gathering{}.flops({8, 4}));
   CHECK(to_text(mfsdp::parse_plan(to_text(p))) == to_text(p));

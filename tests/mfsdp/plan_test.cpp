@@ -69,7 +69,9 @@ struct stated_costs {
   index_t time = 0;
   index_t state = 0;
   [[nodiscard]] index_t flops(mfsdp::matrix_shape) const { return time; }
-  [[nodiscard]] std::array<index_t, 1> state_sizes(mfsdp::matrix_shape) const { return {state}; }
+  [[nodiscard]] std::array<mfsdp::state_spec, 1> states(mfsdp::matrix_shape) const {
+    return {{{"state", state}}};
+  }
   [[nodiscard]] index_t workspace_size(mfsdp::matrix_shape) const { return 0; }
 };
 

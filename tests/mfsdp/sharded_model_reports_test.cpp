@@ -27,7 +27,9 @@ struct counted {
   static constexpr std::string_view name = WholeMatrix ? "counted_matrices" : "counted_pieces";
   static constexpr bool whole_matrix = WholeMatrix;
   [[nodiscard]] index_t flops(matrix_shape s) const { return 4 * s.elements(); }
-  [[nodiscard]] std::array<index_t, 1> state_sizes(matrix_shape s) const { return {s.elements()}; }
+  [[nodiscard]] std::array<state_spec, 1> states(matrix_shape s) const {
+    return {{{"momentum", s.elements()}}};
+  }
   [[nodiscard]] index_t workspace_size(matrix_shape) const { return 0; }
 
   template <class B, class T>

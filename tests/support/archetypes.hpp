@@ -32,8 +32,8 @@ struct with_whole_matrix {
 struct with_flops {
   index_t flops(matrix_shape) const;
 };
-struct with_state_sizes {
-  std::array<index_t, 1> state_sizes(matrix_shape) const;
+struct with_states {
+  std::array<mfsdp::state_spec, 1> states(matrix_shape) const;
 };
 struct with_workspace_size {
   index_t workspace_size(matrix_shape) const;
@@ -44,7 +44,7 @@ struct with_update {
               matrix_view<const float>, const mfsdp::update_context<float>&) const;
 };
 
-using optimizer = composed<with_name, with_whole_matrix, with_flops, with_state_sizes,
+using optimizer = composed<with_name, with_whole_matrix, with_flops, with_states,
                            with_workspace_size, with_update>;
 
 // -------------------------------------------------------------------------------------- placement
@@ -115,7 +115,12 @@ struct with_copy {
 };
 struct with_multiply {
   void multiply(float, matrix_view<const float>, mfsdp::transpose, matrix_view<const float>,
-                mfsdp::transpose, float, matrix_view<float>);
+                mfsdp::transpose, float, matrix_view<const float>, matrix_view<float>);
+};
+struct with_multiply_symmetric {
+  void multiply_symmetric(float, matrix_view<const float>, mfsdp::transpose,
+                          matrix_view<const float>, mfsdp::transpose, float,
+                          matrix_view<const float>, matrix_view<float>);
 };
 struct with_transform {
   template <class Kernel, class... T>
@@ -125,8 +130,8 @@ struct with_sum_of_squares {
   double sum_of_squares(std::span<const float>);
 };
 
-using backend = composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
-                         with_sum_of_squares>;
+using backend = composed<with_allocate, with_fill, with_copy, with_multiply,
+                         with_multiply_symmetric, with_transform, with_sum_of_squares>;
 
 // ------------------------------------------------------------------------------------------ model
 

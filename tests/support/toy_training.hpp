@@ -183,12 +183,11 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
           matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / groups, tensors[t].shape().cols}
                  : mfsdp::matrix_shape{1, tensors[t].elements()};
       part p{t, static_cast<std::size_t>(group * shape.elements()), shape, {}};
-      const auto add_states = [&](const auto& sizes) {
-        for (const index_t size : sizes)
-          p.states.emplace_back(static_cast<std::size_t>(size), 0.0f);
+      const auto add_states = [&](const auto& states) {
+        for (const mfsdp::state_spec& state : states)
+          p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
       };
-      matrix ? add_states(rules.matrix.state_sizes(shape))
-             : add_states(rules.elementwise.state_sizes(shape));
+      matrix ? add_states(rules.matrix.states(shape)) : add_states(rules.elementwise.states(shape));
       parts.push_back(std::move(p));
     }
   }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <Eigen/Eigenvalues>
+#include <Eigen/QR>
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -70,22 +72,24 @@ class eigen_backend {
     std::copy(from.begin(), from.end(), to.begin());
   }
 
-  // c = alpha op(a) op(b) + beta c, where c (m x n) is apart from op(a) (m x k) and op(b) (k x n);
-  // beta = 0 does not read c. Equal shapes on operands aligned to storage_alignment give equal bits
-  // (Eigen chooses its path by shape and alignment). 2 m n k operations; Eigen packs both operands
-  // into temporary memory.
+  // d = alpha op(a) op(b) + beta c, where d (m x n) is c or apart from it, and apart from op(a)
+  // (m x k) and op(b) (k x n); beta = 0 does not read c. Equal shapes on operands aligned to
+  // storage_alignment give equal bits (Eigen chooses its path by shape and alignment). 2 m n k
+  // operations; Eigen packs both operands into temporary memory.
   template <class T>
   MFSDP_NOINLINE void multiply(std::type_identity_t<T> alpha,
                                std::type_identity_t<matrix_view<const T>> a, transpose op_a,
                                std::type_identity_t<matrix_view<const T>> b, transpose op_b,
-                               std::type_identity_t<T> beta, matrix_view<T> c) const {
+                               std::type_identity_t<T> beta,
+                               std::type_identity_t<matrix_view<const T>> c,
+                               matrix_view<T> d) const {
     const auto left = map(a);
     const auto right = map(b);
-    auto out = map(c);
+    auto out = map(d);
     if (beta == T(0)) {
       out.setZero();
-    } else if (beta != T(1)) {
-      out *= beta;
+    } else if (beta != T(1) || c.data() != d.data()) {
+      out = beta * map(c);
     }
     const bool flip_a = op_a == transpose::yes;
     const bool flip_b = op_b == transpose::yes;
@@ -93,6 +97,53 @@ class eigen_backend {
     if (!flip_a && flip_b) out.noalias() += alpha * left * right.transpose();
     if (flip_a && !flip_b) out.noalias() += alpha * left.transpose() * right;
     if (flip_a && flip_b) out.noalias() += alpha * left.transpose() * right.transpose();
+  }
+
+  // The reference has no shortcut: the whole product, then the lower triangle as the upper one.
+  template <class T>
+  void multiply_symmetric(std::type_identity_t<T> alpha,
+                          std::type_identity_t<matrix_view<const T>> a, transpose op_a,
+                          std::type_identity_t<matrix_view<const T>> b, transpose op_b,
+                          std::type_identity_t<T> beta,
+                          std::type_identity_t<matrix_view<const T>> c, matrix_view<T> d) const {
+    multiply<T>(alpha, a, op_a, b, op_b, beta, c, d);
+    for (index_t i = 0; i < d.rows(); ++i) {
+      for (index_t j = 0; j < i; ++j) d.data()[j * d.cols() + i] = d.data()[i * d.cols() + j];
+    }
+  }
+
+  template <class T>
+  void row_sums_of_squares(matrix_view<T> a, std::span<std::remove_const_t<T>> sums) const {
+    for (index_t i = 0; i < a.rows(); ++i) {
+      sums[static_cast<std::size_t>(i)] = static_cast<std::remove_const_t<T>>(
+          sum_of_squares(slice(a.flat(), i * a.cols(), a.cols())));
+    }
+  }
+
+  template <class T>
+  void scale_rows(std::type_identity_t<std::span<const T>> factors, matrix_view<T> a) const {
+    for (index_t i = 0; i < a.rows(); ++i) {
+      const T factor = factors[static_cast<std::size_t>(i)];
+      transform([factor](auto& x) { x = factor * x; }, slice(a.flat(), i * a.cols(), a.cols()));
+    }
+  }
+
+  // Householder tridiagonalisation and implicit QR: about 9 n^3 operations at the speed of memory,
+  // and temporary memory for n^2 elements.
+  template <class T>
+  [[nodiscard]] bool symmetric_eigen(matrix_view<T> a, std::span<T> values) const {
+    if (a.size() == 0) return true;
+    return symmetric_eigen_in<T>(a, values) || symmetric_eigen_in<double>(a, values);
+  }
+
+  // Householder QR of the transpose: 8/3 n^3 operations.
+  template <class T>
+  void orthonormalize_rows(matrix_view<T> a) const {
+    if (a.size() == 0) return;
+    using columns = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
+    Eigen::Map<columns> transposed(a.data(), a.cols(), a.rows());
+    const Eigen::HouseholderQR<columns> qr(transposed);
+    transposed = qr.householderQ() * columns::Identity(a.cols(), a.rows());
   }
 
   // kernel(x...) over spans of equal size; those of constant elements are only read. The kernel
@@ -149,6 +200,21 @@ class eigen_backend {
     return {m.data(), m.rows(), m.cols()};
   }
 
+  // The rows of a row-major matrix are the columns of a column-major one.
+  template <class S, class T>
+  static bool symmetric_eigen_in(matrix_view<T> a, std::span<T> values) {
+    using columns = Eigen::Matrix<S, Eigen::Dynamic, Eigen::Dynamic>;
+    Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>> vectors(a.data(), a.cols(),
+                                                                         a.rows());
+    const Eigen::SelfAdjointEigenSolver<columns> solver(vectors.template cast<S>());
+    if (solver.info() != Eigen::Success || !solver.eigenvectors().allFinite()) return false;
+    vectors = solver.eigenvectors().template cast<T>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<T>(solver.eigenvalues()[static_cast<index_t>(i)]);
+    }
+    return true;
+  }
+
   template <class Kernel, class... Block>
   MFSDP_NOINLINE static void run(const Kernel& kernel, Block... x) {
     kernel(x...);
@@ -184,6 +250,6 @@ class eigen_backend {
   }
 };
 
-static_assert(Backend<eigen_backend>);
+static_assert(DecomposingBackend<eigen_backend>);
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -37,8 +37,8 @@ struct adamw {
     return fmt::format("adamw {} {} {} {} {}", learning_rate, beta1, beta2, epsilon, weight_decay);
   }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return 14 * shape.elements(); }
-  [[nodiscard]] constexpr std::array<index_t, 2> state_sizes(matrix_shape shape) const {
-    return {shape.elements(), shape.elements()};
+  [[nodiscard]] constexpr std::array<state_spec, 2> states(matrix_shape shape) const {
+    return {{{"first_moment", shape.elements()}, {"second_moment", shape.elements()}}};
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape) const { return 0; }
 

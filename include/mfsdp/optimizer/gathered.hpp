@@ -46,9 +46,7 @@ struct gathered {
     return inner.options();
   }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return inner.flops(shape); }
-  [[nodiscard]] constexpr auto state_sizes(matrix_shape shape) const {
-    return inner.state_sizes(shape);
-  }
+  [[nodiscard]] constexpr auto states(matrix_shape shape) const { return inner.states(shape); }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     return inner.workspace_size(shape);
   }

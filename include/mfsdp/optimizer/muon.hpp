@@ -46,8 +46,8 @@ struct muon {
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     return newton_schulz_flops(shape, steps) + 13 * shape.elements();
   }
-  [[nodiscard]] constexpr std::array<index_t, 1> state_sizes(matrix_shape shape) const {
-    return {shape.elements()};
+  [[nodiscard]] constexpr std::array<state_spec, 1> states(matrix_shape shape) const {
+    return {{{"momentum", shape.elements()}}};
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     return detail::workspace_part(shape.elements()) + newton_schulz_workspace(shape);

@@ -75,14 +75,12 @@ void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_r
   for (int step = 0; step < steps; ++step) {
     const auto row = std::min(static_cast<std::size_t>(step), coefficients.size() - 1);
     const auto [a, b, c] = coefficients[row];
-    backend.multiply(T(1), now, tall ? transpose::yes : transpose::no, now,
-                     tall ? transpose::no : transpose::yes, T(0), gram);
-    backend.copy(gram.flat(), polynomial.flat());
-    backend.multiply(static_cast<T>(c), gram, transpose::no, gram, transpose::no, static_cast<T>(b),
-                     polynomial);
-    backend.copy(now.flat(), next.flat());
+    backend.multiply_symmetric(T(1), now, tall ? transpose::yes : transpose::no, now,
+                               tall ? transpose::no : transpose::yes, T(0), gram, gram);
+    backend.multiply_symmetric(static_cast<T>(c), gram, transpose::no, gram, transpose::no,
+                               static_cast<T>(b), gram, polynomial);
     backend.multiply(T(1), tall ? now : polynomial, transpose::no, tall ? polynomial : now,
-                     transpose::no, static_cast<T>(a), next);
+                     transpose::no, static_cast<T>(a), now, next);
     std::swap(now, next);
   }
   if (now.data() != x.data()) backend.copy(now.flat(), x.flat());

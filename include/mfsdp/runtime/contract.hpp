@@ -30,8 +30,8 @@ struct check_optimizer {
   static_assert(optimizer_whole_matrix<O>,
                 "mfsdp: Optimizer lacks 'static constexpr bool whole_matrix'");
   static_assert(optimizer_flops<O>, "mfsdp: Optimizer lacks 'index_t flops(matrix_shape) const'");
-  static_assert(optimizer_state_sizes<O>,
-                "mfsdp: Optimizer lacks 'std::array<index_t, N> state_sizes(matrix_shape) const'");
+  static_assert(optimizer_states<O>,
+                "mfsdp: Optimizer lacks 'std::array<state_spec, N> states(matrix_shape) const'");
   static_assert(optimizer_workspace_size<O>,
                 "mfsdp: Optimizer lacks 'index_t workspace_size(matrix_shape) const'");
 };
@@ -107,7 +107,9 @@ struct check_backend {
   static_assert(backend_copy<B>,
                 "mfsdp: Backend lacks 'copy(std::span<const T> from, std::span<T> to)'");
   static_assert(backend_multiply<B>,
-                "mfsdp: Backend lacks 'multiply(alpha, a, op_a, b, op_b, beta, c)'");
+                "mfsdp: Backend lacks 'multiply(alpha, a, op_a, b, op_b, beta, c, d)'");
+  static_assert(backend_multiply_symmetric<B>,
+                "mfsdp: Backend lacks 'multiply_symmetric(alpha, a, op_a, b, op_b, beta, c, d)'");
   static_assert(backend_transform<B>, "mfsdp: Backend lacks 'transform(kernel, spans...)'");
   static_assert(backend_sum_of_squares<B>,
                 "mfsdp: Backend lacks 'double sum_of_squares(std::span<const T>)'");

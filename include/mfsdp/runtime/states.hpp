@@ -27,8 +27,8 @@ class optimizer_states {
     index_t state_elements = 0;
     for_each_optimizer([&](const auto& optimizer, auto& entries, int) {
       for (const auto& entry : entries) {
-        for (const index_t size : optimizer.state_sizes(shape_of(optimizer, entry))) {
-          state_elements += round_up(size, alignment);
+        for (const state_spec& state : optimizer.states(shape_of(optimizer, entry))) {
+          state_elements += round_up(state.elements, alignment);
         }
       }
     });
@@ -41,10 +41,10 @@ class optimizer_states {
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       for (auto& entry : entries) {
         const matrix_shape shape = shape_of(optimizer, entry);
-        const auto sizes = optimizer.state_sizes(shape);
-        for (std::size_t k = 0; k < sizes.size(); ++k) {
-          entry.states[k] = slice(memory_.span(), begin, sizes[k]);
-          begin += round_up(sizes[k], alignment);
+        const auto states = optimizer.states(shape);
+        for (std::size_t k = 0; k < states.size(); ++k) {
+          entry.states[k] = slice(memory_.span(), begin, states[k].elements);
+          begin += round_up(states[k].elements, alignment);
         }
         workspace = std::max(workspace, optimizer.workspace_size(shape));
         if constexpr (GathersMatrices<O>) {

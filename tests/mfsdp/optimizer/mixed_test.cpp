@@ -43,7 +43,7 @@ TEST_CASE("gathered conforms and costs what its rule costs") {
   constexpr matrix_shape shape{6, 9};
   constexpr muon rule{.steps = 3};
   CHECK(gathered{rule}.flops(shape) == rule.flops(shape));
-  CHECK(gathered{rule}.state_sizes(shape) == rule.state_sizes(shape));
+  CHECK(gathered{rule}.states(shape) == rule.states(shape));
   CHECK(gathered{rule}.workspace_size(shape) == rule.workspace_size(shape));
 }
 
