@@ -70,7 +70,7 @@ struct muon {
         },
         state[0], direction.flat(), gradient.flat());
 
-    newton_schulz(backend, direction, keller_coefficients, steps, epsilon,
+    newton_schulz(backend, direction, {.steps = steps, .epsilon = epsilon},
                   context.workspace.subspan(static_cast<std::size_t>(part)));
 
     const double aspect =

@@ -24,6 +24,17 @@ struct newton_schulz_row {
 // them within about [0.68, 1.14] rather than at one. Source: github.com/KellerJordan/Muon.
 inline constexpr std::array<newton_schulz_row, 1> keller_coefficients{{{3.4445, -4.7750, 2.0315}}};
 
+enum class epsilon_rule { add, clamp };
+
+// What is iterated, and on what: x / (safety |x|_F + epsilon) or x / max(safety |x|_F, epsilon).
+struct newton_schulz_options {
+  std::span<const newton_schulz_row> coefficients = keller_coefficients;  // the last row repeats
+  int steps = 5;
+  double safety = 1;      // above one: keeps rounded singular values inside the polynomial's range
+  double epsilon = 1e-7;  // positive
+  epsilon_rule rule = epsilon_rule::add;
+};
+
 namespace detail {
 
 // Parts of a workspace start at storage_alignment for any element type.
@@ -46,21 +57,23 @@ namespace detail {
   return steps * (4 * n * shape.elements() + 2 * n * n * n);
 }
 
-// Replaces x (rows x cols) by U V^T of its singular value decomposition, approximately: x is
-// divided by its Frobenius norm + epsilon (positive), then iterated with the given rows of
-// coefficients, the last of which repeats. A zero matrix stays zero; no finite float overflows.
+// Replaces x (rows x cols) by U V^T of its singular value decomposition, approximately: normalised,
+// then iterated as the options say. The norm is taken in double. A zero matrix stays zero; no
+// finite float overflows.
 // The workspace has newton_schulz_workspace(x.shape()) elements. Results depend on the alignment of
 // x and workspace only if they are not aligned to storage_alignment.
 // Source: Bernstein & Newhouse, arXiv 2409.20325; github.com/KellerJordan/Muon.
 template <Backend B, class T>
-void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_row> coefficients,
-                   int steps, double epsilon, std::span<T> workspace) {
+void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& options,
+                   std::span<T> workspace) {
   assert(std::ssize(workspace) >= newton_schulz_workspace(x.shape()));
   if (x.size() == 0) return;
 
   // As a root applied twice, since the inverse itself may be too small for T.
-  const T root =
-      static_cast<T>(std::sqrt(1 / (std::sqrt(backend.sum_of_squares(x.flat())) + epsilon)));
+  const double norm = options.safety * std::sqrt(backend.sum_of_squares(x.flat()));
+  const double divisor =
+      options.rule == epsilon_rule::add ? norm + options.epsilon : std::max(norm, options.epsilon);
+  const T root = static_cast<T>(std::sqrt(1 / divisor));
   backend.transform([root](auto& e) { e = (e * root) * root; }, x.flat());
 
   // A tall matrix is iterated from the right, so that the Gram matrix is always the smaller one.
@@ -72,9 +85,9 @@ void newton_schulz(B& backend, matrix_view<T> x, std::span<const newton_schulz_r
   matrix_view<T> now = x;
   matrix_view<T> next(workspace.data() + 2 * part, x.shape());
 
-  for (int step = 0; step < steps; ++step) {
-    const auto row = std::min(static_cast<std::size_t>(step), coefficients.size() - 1);
-    const auto [a, b, c] = coefficients[row];
+  for (int step = 0; step < options.steps; ++step) {
+    const auto row = std::min(static_cast<std::size_t>(step), options.coefficients.size() - 1);
+    const auto [a, b, c] = options.coefficients[row];
     backend.multiply_symmetric(T(1), now, tall ? transpose::yes : transpose::no, now,
                                tall ? transpose::no : transpose::yes, T(0), gram, gram);
     backend.multiply_symmetric(static_cast<T>(c), gram, transpose::no, gram, transpose::no,

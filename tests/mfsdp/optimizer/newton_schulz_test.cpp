@@ -23,7 +23,7 @@ std::vector<T> orthogonalised(const std::vector<T>& values, matrix_shape shape, 
   auto workspace = backend.allocate<T>(newton_schulz_workspace(shape));
   backend.copy(values, x.span());
   backend.fill(workspace.span(), std::numeric_limits<T>::quiet_NaN());
-  newton_schulz(backend, matrix_view<T>(x.span().data(), shape), keller_coefficients, steps, 1e-7,
+  newton_schulz(backend, matrix_view<T>(x.span().data(), shape), {.steps = steps},
                 workspace.span());
   return {x.span().begin(), x.span().end()};
 }
@@ -103,7 +103,8 @@ TEST_CASE("a table shorter than the steps repeats its last row, a longer one is 
   const auto value = [&](int steps) {
     std::vector<double> workspace(static_cast<std::size_t>(newton_schulz_workspace({1, 1})));
     double x = 4;
-    newton_schulz(backend, matrix_view<double>(&x, 1, 1), table, steps, 1e-7, std::span(workspace));
+    newton_schulz(backend, matrix_view<double>(&x, 1, 1), {.coefficients = table, .steps = steps},
+                  std::span(workspace));
     return x;
   };
   const double once = 3.4445 - 4.7750 + 2.0315;
