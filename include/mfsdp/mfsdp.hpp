@@ -1,7 +1,8 @@
-// mfsdp: everything that a host compiler needs. Names the defaults: the Eigen backend, one shard
+// mfsdp: everything that a host compiler needs. Names the defaults: cpu_backend, one shard
 // axis.
 #pragma once
 
+#include "mfsdp/backend/cpu.hpp"
 #include "mfsdp/backend/eigen.hpp"
 #include "mfsdp/collective/counting.hpp"
 #include "mfsdp/collective/mesh.hpp"
@@ -37,7 +38,7 @@ struct axes_of<C> {
 
 template <class C, class P, class O>
 sharded_model(const model_spec&, C, P, O, model_options = {})
-    -> sharded_model<typename detail::axes_of<C>::type, P, O, eigen_backend>;
+    -> sharded_model<typename detail::axes_of<C>::type, P, O, cpu_backend>;
 
 template <class C, class P, class O, class B>
 sharded_model(const model_spec&, C, P, O, model_options, B)

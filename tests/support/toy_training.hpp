@@ -168,7 +168,7 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
     mfsdp::matrix_shape shape;
     std::vector<std::vector<float>> states;
   };
-  mfsdp::eigen_backend backend;
+  mfsdp::cpu_backend backend;
   const auto& tensors = spec.tensors();
   std::vector<std::vector<float>> weights;
   std::vector<part> parts;
