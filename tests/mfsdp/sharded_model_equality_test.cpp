@@ -140,6 +140,12 @@ TEST_CASE("stacks and convolutions equal a plain loop over their matrices bit fo
     CHECK(toy::run_sharded(batches_spec(), owner_placement{}, toy::optimizers(), how) == expected);
     CHECK(toy::run_sharded(batches_spec(), replicated_placement{}, toy::optimizers(), how) ==
           expected);
+
+    const toy::settings unclipped{.ranks = ranks, .max_norm = 0};
+    const auto rules = toy::optimizers();
+    CHECK(toy::run_sharded(batches_spec(), row_placement{},
+                           mixed{gathered{rules.matrix}, rules.elementwise},
+                           unclipped) == toy::run_plain(batches_spec(), rules, unclipped));
   }
 }
 

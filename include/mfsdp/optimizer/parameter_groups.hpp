@@ -102,30 +102,21 @@ template <class O>
 template <class... O>
 class parameter_groups {
  public:
-  explicit parameter_groups(parameter_group<O>... groups) : groups_(std::move(groups)...) {}
+  explicit parameter_groups(parameter_group<O>... groups)
+      : members_(groups.optimizer...), groups_{groups.about...}, takes_{groups.takes...} {}
 
-  [[nodiscard]] std::tuple<O...> members() const {
-    return std::apply([](const auto&... group) { return std::tuple<O...>(group.optimizer...); },
-                      groups_);
-  }
+  [[nodiscard]] std::tuple<O...> members() const { return members_; }
+  [[nodiscard]] std::array<optimizer_group, sizeof...(O)> groups() const { return groups_; }
   [[nodiscard]] std::size_t route(const tensor_spec& tensor) const {
-    std::size_t position = 0;
-    const auto passes = [&](const auto& group) {
-      return !group.takes(tensor) && (++position, true);
-    };
-    std::apply([&](const auto&... group) { (void)(passes(group) && ...); }, groups_);
-    return position;
-  }
-  [[nodiscard]] std::array<optimizer_group, sizeof...(O)> groups() const {
-    return std::apply(
-        [](const auto&... group) {
-          return std::array<optimizer_group, sizeof...(O)>{group.about...};
-        },
-        groups_);
+    const auto first = std::find_if(takes_.begin(), takes_.end(),
+                                    [&](const auto& takes) { return takes(tensor); });
+    return static_cast<std::size_t>(first - takes_.begin());
   }
 
  private:
-  std::tuple<parameter_group<O>...> groups_;
+  std::tuple<O...> members_;
+  std::array<optimizer_group, sizeof...(O)> groups_;
+  std::array<std::function<bool(const tensor_spec&)>, sizeof...(O)> takes_;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI
