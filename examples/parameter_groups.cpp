@@ -32,10 +32,11 @@ auto make_groups() {
 }
 // [end groups]
 
+// [begin schedule]
+const mfsdp::cosine_schedule schedule({.steps = 6, .warmup = 2, .floor = 0.1});
+// [end schedule]
+
 int main() {
-  // [begin schedule]
-  const mfsdp::cosine_schedule schedule({.steps = 6, .warmup = 2, .floor = 0.1});
-  // [end schedule]
   mfsdp::thread_world{4}.run([&](auto comm) {
     mfsdp::sharded_model model{make_spec(), comm, mfsdp::owner_placement{}, make_groups()};
     model.initialize([](const auto&, std::span<float> values, mfsdp::index_t first) {
@@ -74,7 +75,7 @@ int main() {
       model.step(schedule(step));
       const double total = model.sum(loss);
       if (comm.rank() == 0)
-        std::printf("step %d  rate x %.3f  loss %.2f\n", step, schedule(step), total);
+        std::printf("step %d  rate x %.3f  loss %.1f\n", step, schedule(step), total);
     }
   });
 }

@@ -195,9 +195,8 @@ concept GathersMatrices = Optimizer<O> && requires { requires O::gathers; };
 
 // A set of optimizers and the rule that sends each tensor to one of them.
 //   members()        std::tuple of Optimizers
-//   route(tensor)    position of its member, or the number of members if none takes it. One
-//   function
-//                    serves the planner, the runtime and the checkpoint
+//   route(tensor)    the position of its member, or the number of members if none takes it; one
+//                    function for the planner, the runtime and the checkpoint
 //   groups()         optional: what each member is for
 template <class S>
 concept OptimizerSet = requires(const S& set, const tensor_spec& tensor) {

@@ -5,9 +5,8 @@
 //   placement sharded owner                     or: replicated NAME
 //   optimizer muon                              one line each; "gathering" if it gathers matrices
 //   unit block                                  one line each
-//   tensor block up matrix 0 1 8 4              unit, name, role or "stack", optimizer or frozen,
-//   row
-//                                               groups, extents; then one line for each item:
+//   tensor block up matrix 0 1 8 4              unit, name, role or "stack", optimizer or "frozen",
+//                                               row groups, extents; then a line for each item:
 //   item 1024 384 1:0:32                        FLOPs, bytes, segments as rank:offset:count
 //   tied block head block.up                    unit, name, tensor
 //   end

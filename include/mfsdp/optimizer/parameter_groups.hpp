@@ -1,5 +1,4 @@
-// parameter_groups: each tensor to the first group that takes it, each group with its own
-// optimizer.
+// parameter_groups: each tensor goes to the first group that takes it, each group has an optimizer.
 #pragma once
 
 #include <algorithm>
