@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <numbers>
 #include <random>
 #include <span>
 #include <string>
@@ -95,13 +94,6 @@ Tensors tensors_of(const Pointers& p) {
   }(std::make_index_sequence<sizeof(Tensors) / sizeof(void*)>{});
 }
 
-// Linear warm-up, then a cosine to a tenth.
-inline double schedule(const settings& how, int step) {
-  if (step < how.warmup) return (step + 1.0) / how.warmup;
-  const double done = static_cast<double>(step - how.warmup) / std::max(1, how.steps - how.warmup);
-  return 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * done));
-}
-
 }  // namespace detail
 
 // One rank's trainer. Nothing here keeps a parameter pointer between two units.
@@ -112,6 +104,7 @@ class trainer {
       : model_(model),
         how_(how),
         data_(data),
+        schedule_({.steps = how.steps, .warmup = how.warmup, .floor = 0.1}),
         local_(how.sequences / how.ranks),
         network_(how.shape, local_),
         inputs_(static_cast<std::size_t>(local_ * how.shape.context)),
@@ -131,7 +124,7 @@ class trainer {
     const double loss = forward(mfsdp::pass::forward, 1 / count);
     backward();
     if (how_.clip > 0) model_.clip(how_.clip);
-    model_.step(static_cast<float>(detail::schedule(how_, step)));
+    model_.step(static_cast<float>(schedule_(step + 1)));
     return model_.sum(loss) / count;
   }
 
@@ -227,6 +220,7 @@ class trainer {
   Model& model_;
   const settings& how_;
   const text& data_;
+  mfsdp::cosine_schedule schedule_;
   int local_;  // sequences of this rank
   transformer<float> network_;
   std::vector<std::uint8_t> inputs_;

@@ -159,10 +159,9 @@ outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimize
 }
 
 // The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates.
-template <class Matrix, class Elementwise>
-outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elementwise>& rules,
-                  const settings& how) {
-  struct part {  // a row group of a matrix, or a whole other tensor
+template <class Optimizers>
+outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const settings& how) {
+  struct part {  // one matrix of a tensor, or a whole other tensor
     std::size_t tensor;
     std::size_t offset;
     mfsdp::matrix_shape shape;
@@ -172,22 +171,25 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
   const auto& tensors = spec.tensors();
   std::vector<std::vector<float>> weights;
   std::vector<part> parts;
+  const auto with_rule = [&](std::size_t t, auto f) {
+    mfsdp::detail::with_member(mfsdp::optimizer_members(rules),
+                               mfsdp::optimizer_route(rules, tensors[t]), f);
+  };
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     weights.emplace_back(static_cast<std::size_t>(tensors[t].elements()));
     initialize(tensors[t], weights.back(), 0);
     if (tensors[t].options.frozen) continue;
     const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
-    const index_t groups = tensors[t].options.row_groups;
-    for (index_t group = 0; group < groups; ++group) {
+    const index_t matrices = tensors[t].matrices();
+    for (index_t i = 0; i < matrices; ++i) {
       const mfsdp::matrix_shape shape =
-          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / groups, tensors[t].shape().cols}
+          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
                  : mfsdp::matrix_shape{1, tensors[t].elements()};
-      part p{t, static_cast<std::size_t>(group * shape.elements()), shape, {}};
-      const auto add_states = [&](const auto& states) {
-        for (const mfsdp::state_spec& state : states)
+      part p{t, static_cast<std::size_t>(i * shape.elements()), shape, {}};
+      with_rule(t, [&](const auto& rule) {
+        for (const mfsdp::state_spec& state : rule.states(shape))
           p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
-      };
-      matrix ? add_states(rules.matrix.states(shape)) : add_states(rules.elementwise.states(shape));
+      });
       parts.push_back(std::move(p));
     }
   }
@@ -268,7 +270,7 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
     }
 
     for (part& p : parts) {
-      const auto update = [&](const auto& rule) {
+      with_rule(p.tensor, [&](const auto& rule) {
         std::vector<float> workspace(static_cast<std::size_t>(rule.workspace_size(p.shape)) + 16);
         const auto misaligned = reinterpret_cast<std::uintptr_t>(workspace.data()) / 4 % 16;
         mfsdp::state_spans<std::remove_cvref_t<decltype(rule)>, float> states;
@@ -279,12 +281,7 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
             mfsdp::matrix_view<const float>(values_of(total[p.tensor], p).data(), p.shape),
             mfsdp::update_context<float>{step + 1, 1.0f / static_cast<float>(step + 1),
                                          std::span(workspace).subspan((16 - misaligned) % 16)});
-      };
-      if (tensors[p.tensor].role == mfsdp::tensor_role::matrix) {
-        update(rules.matrix);
-      } else {
-        update(rules.elementwise);
-      }
+      });
     }
   }
   for (std::size_t t = 0; t < tensors.size(); ++t) result.parameters[tensors[t].name] = weights[t];
