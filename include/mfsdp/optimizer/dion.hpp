@@ -103,7 +103,7 @@ struct dion {
 
   // Numbers in [-1, 1] without a visible pattern, the same for the same size. What is there is
   // doubled through a chaotic map until the span is full, so that it takes few operations of any
-  // backend.
+  // backend. Each map has another frequency, or rows would depend on each other linearly.
   template <class B, class T>
   static void scatter(B& backend, std::span<T> x) {
     backend.fill(x.first(1), T(0.5));
@@ -113,7 +113,7 @@ struct dion {
       backend.transform(
           [shift](auto& to, const auto& from) {
             using std::sin;
-            to = sin(T(37) * from + shift);
+            to = sin(T(37) * shift * from + shift);
           },
           x.subspan(filled, count), std::span<const T>(x.first(count)));
     }

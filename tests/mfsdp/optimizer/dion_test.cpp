@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string>
@@ -55,7 +56,7 @@ void follow_golden(const std::string& shape_name, double tolerance) {
     matrix.update(inputs["G" + t].as<T>());
     CHECK(relative_distance(matrix.parameter, c["W" + t].values) < tolerance);
     CHECK(relative_distance(matrix.states[0], c["M" + t].values) < tolerance);
-    std::fill(bare.parameter.begin(), bare.parameter.end(), T(0));
+    std::ranges::fill(bare.parameter, T(0));
     bare.update(inputs["G" + t].as<T>());
     CHECK(relative_distance(bare.parameter, c["PQt" + t].values) < tolerance);
   }
@@ -106,6 +107,24 @@ TEST_CASE("steps with one gradient turn to its largest singular directions") {
   std::vector<double> expected(12 * 9, 0.0);
   for (std::size_t i = 0; i < 3; ++i) expected[9 * i + i] = 1;
   CHECK(relative_distance(matrix.parameter, expected) < 1e-7);
+}
+
+TEST_CASE("a first step takes all of a gradient whose rank is that of the update") {
+  for (const index_t rank : {3, 16, 32}) {
+    CAPTURE(rank);
+    constexpr index_t side = 64;
+    const auto a = wavy_matrix<double>({side, rank});
+    const auto b = wavy_matrix<double>({rank, side}, 2);
+    std::vector<double> gradient(side * side);
+    const matrix_view<double> product(gradient.data(), side, side);
+    eigen_backend().multiply(1.0, matrix_view(a.data(), side, rank), transpose::no,
+                             matrix_view(b.data(), rank, side), transpose::no, 0.0, product,
+                             product);
+    // A momentum of zero keeps what the step did not take.
+    one_matrix<double, dion> matrix(dion{.momentum = 0, .rank = rank}, {side, side});
+    matrix.update(gradient);
+    CHECK(mfsdp_test::norm(matrix.states[0]) < 1e-10 * mfsdp_test::norm(gradient));
+  }
 }
 
 TEST_CASE("a first gradient of zeros only decays, and the next starts as if it were the first") {

@@ -238,7 +238,7 @@ TEST_CASE("the singular values of a step are near one, those of its gradient are
   }
 }
 
-TEST_CASE("heavy ball and average take the same steps from different momenta") {
+TEST_CASE("heavy ball and moving average take the same steps from different momenta") {
   for (const bool nesterov : {false, true}) {
     const auto after = [&](momentum_rule momentum) {
       one_matrix matrix(muon{.weight_decay = 0.1,
