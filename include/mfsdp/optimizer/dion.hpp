@@ -28,6 +28,7 @@ namespace mfsdp::inline MFSDP_ABI {
 //
 // A basis Q of zeros, as at the start, becomes a fixed one of pseudo-random numbers. A zero
 // gradient at the first step only decays W. The gradient is never written.
+// The alignment of W and G does not matter; the states are multiplied where they stand.
 // Cost: 8 m n r + 4 m r^2 operations, workspace for m n + m r elements.
 // Source: Ahn et al., arXiv 2504.05295; github.com/microsoft/dion (dion_simple).
 struct dion {
