@@ -101,8 +101,9 @@ concept RowwiseBackend =
 //   symmetric_eigen(a, values)   replaces the symmetric a (n x n) by its eigenvectors, one in each
 //                      row, orthonormal, in the order of their eigenvalues, ascending. Reads one
 //                      triangle. If float fails it is done again in double; false if that fails
-//   orthonormalize_rows(a)       replaces a (n x n) by the rows that Gram-Schmidt would give, up to
-//                      sign, by a stable method; rows of a singular matrix are completed
+//   orthonormalize_rows(a)       replaces a (r x n, r <= n) by the rows that Gram-Schmidt would
+//                      give, up to sign, by a stable method; rows of a deficient matrix are
+//                      completed
 template <class B>
 concept DecomposingBackend =
     RowwiseBackend<B> && requires(B backend, matrix_view<float> a, std::span<float> values) {

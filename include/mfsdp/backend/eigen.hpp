@@ -136,7 +136,7 @@ class eigen_backend {
     return symmetric_eigen_in<T>(a, values) || symmetric_eigen_in<double>(a, values);
   }
 
-  // Householder QR of the transpose: 8/3 n^3 operations.
+  // Householder QR of the transpose: 4 n r^2 - 4/3 r^3 operations for r x n.
   template <class T>
   void orthonormalize_rows(matrix_view<T> a) const {
     if (a.size() == 0) return;
