@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/optimizer/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -34,15 +35,6 @@ struct newton_schulz_options {
   double epsilon = 1e-7;  // positive
   epsilon_rule rule = epsilon_rule::add;
 };
-
-namespace detail {
-
-// Parts of a workspace start at storage_alignment for any element type.
-[[nodiscard]] constexpr index_t workspace_part(index_t elements) {
-  return round_up(elements, static_cast<index_t>(storage_alignment));
-}
-
-}  // namespace detail
 
 // Scratch elements of one call.
 [[nodiscard]] constexpr index_t newton_schulz_workspace(matrix_shape shape) {
