@@ -13,6 +13,7 @@
 #include "support/trial.hpp"
 
 using namespace mfsdp;
+using mfsdp_test::golden_gradient, mfsdp_test::golden_weight;
 using mfsdp_test::relative_distance, mfsdp_test::trial;
 
 namespace {
@@ -20,32 +21,6 @@ namespace {
 const auto& golden() {
   static const auto cases = mfsdp_test::read_golden("optimizer_golden.txt");
   return cases;
-}
-
-// Gradient and start of the golden cases.
-std::vector<double> gradient(matrix_shape shape, int t) {
-  std::vector<double> g;
-  for (int i = 0; i < shape.rows; ++i) {
-    for (int j = 0; j < shape.cols; ++j) {
-      g.push_back(
-          std::sin(0.8 + 2.0 * i + 0.5 * j + 1.8 * i * j + 0.7 * t * (1 + 0.2 * i - 0.5 * j)));
-    }
-  }
-  return g;
-}
-std::vector<double> weight(matrix_shape shape) {
-  std::vector<double> w;
-  for (int i = 0; i < shape.rows; ++i) {
-    for (int j = 0; j < shape.cols; ++j) {
-      w.push_back(0.5 * std::cos(0.3 + 0.9 * i - 0.4 * j + 0.5 * i * j));
-    }
-  }
-  return w;
-}
-
-template <class T>
-std::vector<T> in(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
 }
 
 // Without memory of gradients, so that a step is its direction.
@@ -67,10 +42,10 @@ void follow_golden(const mfsdp_test::golden_case& c, double tolerance, double ro
   if (c.parameters.contains("graft")) rule.graft = adam_graft{c.number("gb2"), c.number("geps")};
 
   const matrix_shape shape = c["W1"].shape;
-  trial<T, shampoo> run(rule, shape, in<T>(weight(shape)));
+  trial<T, shampoo> run(rule, shape, golden_weight<T>(shape));
   for (int t = 1; t <= static_cast<int>(number("steps", 3)); ++t) {
     CAPTURE(t);
-    run.step(in<T>(gradient(shape, t)));
+    run.step(golden_gradient<T>(shape, t));
     CHECK(relative_distance(run.parameter, c["W" + std::to_string(t)].values) < tolerance);
   }
   CHECK(relative_distance(run.state("left_factor"), c["L"].values) < tolerance);
@@ -120,8 +95,8 @@ TEST_CASE("the first step of shampoo is the polar factor of the gradient") {
 
 TEST_CASE("a root of shampoo to the fourth power inverts its factor") {
   constexpr matrix_shape shape{4, 4};
-  trial<double, shampoo> run(plain, shape, weight(shape));
-  for (int t = 1; t <= 3; ++t) run.step(gradient(shape, t));
+  trial<double, shampoo> run(plain, shape, golden_weight<double>(shape));
+  for (int t = 1; t <= 3; ++t) run.step(golden_gradient<double>(shape, t));
   const auto& root = run.state("left_root");
   const auto square = mfsdp_test::product(root, root, 4, 4, 4);
   auto inverse = mfsdp_test::product(square, square, 4, 4, 4);
@@ -136,8 +111,8 @@ TEST_CASE("an exponent given replaces that of the order") {
   constexpr matrix_shape shape{4, 4};
   shampoo rule = plain;
   rule.exponent = 0.5;
-  trial<double, shampoo> run(rule, shape, weight(shape));
-  run.step(gradient(shape, 1));
+  trial<double, shampoo> run(rule, shape, golden_weight<double>(shape));
+  run.step(golden_gradient<double>(shape, 1));
   const auto& root = run.state("right_root");
   auto inverse = mfsdp_test::product(root, root, 4, 4, 4);
   for (double& e : inverse) e /= 1 - 0.95;
@@ -153,7 +128,7 @@ TEST_CASE_TEMPLATE("shampoo survives deficient and zero factors", T, float, doub
     CAPTURE(scale);
     std::vector<T> g;
     for (const double e : deficient.values) g.push_back(static_cast<T>(scale * e));
-    trial<T, shampoo> run(plain, deficient.shape, in<T>(weight(deficient.shape)));
+    trial<T, shampoo> run(plain, deficient.shape, golden_weight<T>(deficient.shape));
     for (int t = 1; t <= 5; ++t) {
       const std::vector<T> before = run.parameter;
       run.step(g);
@@ -174,7 +149,7 @@ TEST_CASE("zero gradients only decay under shampoo, and the next one works") {
   CHECK(run.parameter == std::vector<double>(15, 0.75));
   run.step(std::vector<double>(15, 0.0));
   CHECK(run.parameter == std::vector<double>(15, 0.5625));
-  run.step(gradient(shape, 3));
+  run.step(golden_gradient<double>(shape, 3));
   CHECK(mfsdp_test::all_finite<double>(run.parameter));
 }
 
@@ -182,12 +157,12 @@ TEST_CASE("shampoo takes betas of zero") {
   // Without memory every step is a first one.
   constexpr matrix_shape shape{4, 4};
   const shampoo rule{.beta1 = 0, .beta2 = 0, .graft = adam_graft{.beta2 = 0}};
-  trial<double, shampoo> run(rule, shape, weight(shape));
-  run.step(gradient(shape, 1));
-  run.parameter = weight(shape);
-  run.step(gradient(shape, 2));
-  trial<double, shampoo> fresh(rule, shape, weight(shape));
-  fresh.step(gradient(shape, 2));
+  trial<double, shampoo> run(rule, shape, golden_weight<double>(shape));
+  run.step(golden_gradient<double>(shape, 1));
+  run.parameter = golden_weight<double>(shape);
+  run.step(golden_gradient<double>(shape, 2));
+  trial<double, shampoo> fresh(rule, shape, golden_weight<double>(shape));
+  fresh.step(golden_gradient<double>(shape, 2));
   CHECK(relative_distance(run.parameter, fresh.parameter) < 1e-13);
 }
 
@@ -195,7 +170,7 @@ TEST_CASE("a row and a column of equal elements move alike under shampoo") {
   trial<double, shampoo> row(shampoo{}, {1, 6}, std::vector<double>(6, 0.0));
   trial<double, shampoo> column(shampoo{}, {6, 1}, std::vector<double>(6, 0.0));
   for (int t = 1; t <= 3; ++t) {
-    const auto g = gradient({1, 6}, t);
+    const auto g = golden_gradient<double>({1, 6}, t);
     row.step(g);
     column.step(g);
   }
@@ -217,8 +192,8 @@ TEST_CASE("shampoo never merges dimensions") {
 TEST_CASE("a matrix above the cap is updated as its blocks would be alone") {
   constexpr matrix_shape shape{5, 7};
   const shampoo rule{.beta2 = 0.95, .max_preconditioner_dimension = 4, .graft = adam_graft{}};
-  trial<double, shampoo> whole(rule, shape, weight(shape));
-  for (int t = 1; t <= 3; ++t) whole.step(gradient(shape, t));
+  trial<double, shampoo> whole(rule, shape, golden_weight<double>(shape));
+  for (int t = 1; t <= 3; ++t) whole.step(golden_gradient<double>(shape, t));
   CHECK(whole.state("left_factor").size() == 2 * (16 + 1));
   CHECK(whole.state("right_factor").size() == 2 * (16 + 9));
 
@@ -235,8 +210,10 @@ TEST_CASE("a matrix above the cap is updated as its blocks would be alone") {
   // The lower blocks have one row each, but the matrix they are cut from has more.
   for (const index_t col : {0, 4}) {
     const index_t cols = col == 0 ? 4 : 3;
-    trial<double, shampoo> alone(rule, {4, cols}, part(weight(shape), 0, 4, col, cols));
-    for (int t = 1; t <= 3; ++t) alone.step(part(gradient(shape, t), 0, 4, col, cols));
+    trial<double, shampoo> alone(rule, {4, cols},
+                                 part(golden_weight<double>(shape), 0, 4, col, cols));
+    for (int t = 1; t <= 3; ++t)
+      alone.step(part(golden_gradient<double>(shape, t), 0, 4, col, cols));
     CHECK(relative_distance(alone.parameter, part(whole.parameter, 0, 4, col, cols)) < 1e-12);
   }
 }
@@ -246,21 +223,23 @@ TEST_CASE("a decomposition that fails leaves the last root of shampoo") {
   bool fails = false;
   mfsdp_test::failing_backend backend;
   backend.fails = &fails;
-  trial<double, shampoo, mfsdp_test::failing_backend> run(plain, shape, weight(shape), backend);
-  run.step(gradient(shape, 1));
+  trial<double, shampoo, mfsdp_test::failing_backend> run(plain, shape,
+                                                          golden_weight<double>(shape), backend);
+  run.step(golden_gradient<double>(shape, 1));
   const auto root = run.state("left_root");
   fails = true;
-  run.step(gradient(shape, 2));
+  run.step(golden_gradient<double>(shape, 2));
   CHECK(run.state("left_root") == root);
   CHECK(mfsdp_test::all_finite<double>(run.parameter));
   fails = false;
-  run.step(gradient(shape, 3));
+  run.step(golden_gradient<double>(shape, 3));
   CHECK(run.state("left_root") != root);
 
   fails = true;
-  trial<double, shampoo, mfsdp_test::failing_backend> never(plain, shape, weight(shape), backend);
-  never.step(gradient(shape, 1));
-  CHECK(never.parameter == weight(shape));
+  trial<double, shampoo, mfsdp_test::failing_backend> never(plain, shape,
+                                                            golden_weight<double>(shape), backend);
+  never.step(golden_gradient<double>(shape, 1));
+  CHECK(never.parameter == golden_weight<double>(shape));
 }
 
 TEST_CASE("roots count in the cost of shampoo with their share of a step") {
