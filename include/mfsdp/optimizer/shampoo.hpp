@@ -48,18 +48,20 @@ struct adam_graft {
 // gradient is never written, alignment does not matter.
 // Memory for a block: 2 (m^2 + n^2), + m n if b1 is not 0, + m n if grafted: 5 per weight if
 // square, 6 grafted. Cost: 4 m n (m + n), and 27 (m^3 + n^3) for roots; a workspace of about two
-// matrices and a factor. Source: Gupta et al., arXiv 1802.09568; Shi et al., arXiv 2309.06497,
-// whose defaults these are (github.com/facebookresearch/optimizers, which does merge dimensions).
+// matrices and a factor.
+//
+// Source: Gupta et al., arXiv 1802.09568; Shi et al., arXiv 2309.06497, whose defaults these are
+// (github.com/facebookresearch/optimizers, which does merge dimensions).
 struct shampoo {
   double learning_rate = 0.01;
   double beta1 = 0.9;
   double beta2 = 1;
-  std::optional<double> beta3{};  // beta1
-  double epsilon = 1e-12;         // positive
+  std::optional<double> beta3{};  // if not given, beta1
+  double epsilon = 1e-12;         // positive, as are frequency and dimension
   double weight_decay = 0;
-  std::optional<double> exponent{};  // 1/4, or 1/2 for one row or column
+  std::optional<double> exponent{};  // if not given, 1/4, or 1/2 for one row or column
   index_t frequency = 1;
-  std::optional<index_t> start{};  // frequency
+  std::optional<index_t> start{};  // if not given, frequency
   index_t max_preconditioner_dimension = 1024;
   std::optional<adam_graft> graft{};
 
@@ -69,13 +71,46 @@ struct shampoo {
 
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
-    const adam_graft grafted = graft.value_or(adam_graft{0, 0});
-    return fmt::format("shampoo {} {} {} {} {} {} {} {} {} {} {} {}", learning_rate, beta1, beta2,
-                       beta3.value_or(beta1), epsilon, weight_decay, exponent.value_or(0),
-                       frequency, first_root(), max_preconditioner_dimension, grafted.beta2,
-                       grafted.epsilon);
+    std::string text =
+        fmt::format("shampoo {} {} {} {} {} {} {} {} {} {}", learning_rate, beta1, beta2,
+                    beta3.value_or(beta1), epsilon, weight_decay, exponent.value_or(0), frequency,
+                    first_root(), max_preconditioner_dimension);
+    if (graft) text += fmt::format(" graft {} {}", graft->beta2, graft->epsilon);
+    return text;
   }
 
+ private:
+  // A part of the matrix with factors of its own. Offsets are in the packed matrix and in the
+  // states; a side without a factor has 0.
+  struct block {
+    matrix_shape shape;
+    index_t row = 0;
+    index_t col = 0;
+    index_t begin = 0;
+    index_t left = 0;
+    index_t right = 0;
+    index_t left_begin = 0;
+    index_t right_begin = 0;
+  };
+
+  template <class F>
+  constexpr void for_each_block(matrix_shape shape, F f) const {
+    block b;
+    for (b.row = 0; b.row < shape.rows; b.row += max_preconditioner_dimension) {
+      for (b.col = 0; b.col < shape.cols; b.col += max_preconditioner_dimension) {
+        b.shape = {std::min(max_preconditioner_dimension, shape.rows - b.row),
+                   std::min(max_preconditioner_dimension, shape.cols - b.col)};
+        b.left = shape.rows > 1 || shape.cols == 1 ? b.shape.rows : 0;
+        b.right = shape.cols > 1 ? b.shape.cols : 0;
+        f(b);
+        b.begin += b.shape.elements();
+        b.left_begin += b.left * b.left;
+        b.right_begin += b.right * b.right;
+      }
+    }
+  }
+
+ public:
   // Roots count with their share of one step.
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     index_t products = 0;
@@ -187,19 +222,6 @@ struct shampoo {
   }
 
  private:
-  // A part of the matrix with factors of its own. Offsets are in the packed matrix and in the
-  // states; a side without a factor has 0.
-  struct block {
-    matrix_shape shape;
-    index_t row = 0;
-    index_t col = 0;
-    index_t begin = 0;
-    index_t left = 0;
-    index_t right = 0;
-    index_t left_begin = 0;
-    index_t right_begin = 0;
-  };
-
   template <class T>
   struct root_scratch {
     std::span<T> vectors;
@@ -210,23 +232,6 @@ struct shampoo {
 
   [[nodiscard]] constexpr index_t largest_side(matrix_shape shape) const {
     return std::min(max_preconditioner_dimension, std::max(shape.rows, shape.cols));
-  }
-
-  template <class F>
-  constexpr void for_each_block(matrix_shape shape, F f) const {
-    block b;
-    for (b.row = 0; b.row < shape.rows; b.row += max_preconditioner_dimension) {
-      for (b.col = 0; b.col < shape.cols; b.col += max_preconditioner_dimension) {
-        b.shape = {std::min(max_preconditioner_dimension, shape.rows - b.row),
-                   std::min(max_preconditioner_dimension, shape.cols - b.col)};
-        b.left = shape.rows > 1 || shape.cols == 1 ? b.shape.rows : 0;
-        b.right = shape.cols > 1 ? b.shape.cols : 0;
-        f(b);
-        b.begin += b.shape.elements();
-        b.left_begin += b.left * b.left;
-        b.right_begin += b.right * b.right;
-      }
-    }
   }
 
   // f(offset in the matrix, offset in the packed matrix, elements) for what is contiguous in both.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -63,7 +64,7 @@ struct soap {
   double learning_rate = 3e-3;
   double beta1 = 0.95;
   double beta2 = 0.95;
-  std::optional<double> factor_beta{};  // beta2
+  std::optional<double> factor_beta{};  // if not given, beta2
   double epsilon = 1e-8;
   double weight_decay = 0.01;
   index_t frequency = 10;
@@ -141,7 +142,7 @@ struct soap {
         if (t > 1) now.move(t - 1);
         now.take_gradient();
         if (t == 1) now.compute_bases(order::falling);
-        if (t > 1 && due) now.iterate_bases(sort::before);
+        if (t > 1 && due) now.iterate_bases(sorting::before);
         break;
       case soap_form::eigenvalue_corrected:
         now.take_gradient();
@@ -151,7 +152,7 @@ struct soap {
       case soap_form::current_gradient:
         now.take_gradient();
         if (t == 1) now.compute_bases(order::falling);
-        if (t > 1 && due) now.iterate_bases(sort::after);
+        if (t > 1 && due) now.iterate_bases(sorting::after);
         if (t > 1) now.move(t - 1);
         break;
     }
@@ -159,7 +160,7 @@ struct soap {
 
  private:
   enum class order { rising, falling };
-  enum class sort { before, after };
+  enum class sorting { before, after };  // the step of orthogonal iteration
 
   // The sides that have a factor and a basis; 0 for one that has none.
   [[nodiscard]] constexpr matrix_shape sides(matrix_shape shape) const {
@@ -206,10 +207,10 @@ struct soap {
       compute_basis(right_, in);
     }
 
-    void iterate_bases(sort when) {
+    void iterate_bases(sorting when) {
       const std::vector<index_t> rows = iterate_basis(left_, when);
       const std::vector<index_t> cols = iterate_basis(right_, when);
-      if (when == sort::before) {
+      if (when == sorting::before) {
         backend_.permute(second_moment_, rows, cols, scratch_);
         backend_.copy(scratch_.flat(), second_moment_.flat());
       }
@@ -285,14 +286,14 @@ struct soap {
     }
 
     // One step of orthogonal iteration; the order in which the vectors were taken.
-    std::vector<index_t> iterate_basis(const axis& of, sort when) {
+    std::vector<index_t> iterate_basis(const axis& of, sorting when) {
       const index_t n = of.factor.rows();
       const matrix_view<T> product(square_.data(), n, n);
       const matrix_view<T> other(other_square_.data(), n, n);
       backend_.multiply(T(1), of.basis, transpose::no, of.factor, transpose::no, T(0), product,
                         product);
       std::vector<index_t> rows;
-      if (when == sort::before) {
+      if (when == sorting::before) {
         rows = falling_quotients(of.basis, product, other);
         backend_.permute(product, rows, {}, of.basis);
         backend_.orthonormalize_rows(of.basis);
@@ -322,8 +323,10 @@ struct soap {
       backend_.copy(sums.flat(), std::span<T>(quotients));
       std::vector<index_t> rows(quotients.size());
       std::iota(rows.begin(), rows.end(), index_t{0});
-      std::stable_sort(rows.begin(), rows.end(), [&quotients](index_t a, index_t b) {
-        return quotients[static_cast<std::size_t>(a)] > quotients[static_cast<std::size_t>(b)];
+      std::sort(rows.begin(), rows.end(), [&quotients](index_t a, index_t b) {
+        const T qa = quotients[static_cast<std::size_t>(a)];
+        const T qb = quotients[static_cast<std::size_t>(b)];
+        return qa > qb || (qa == qb && a < b);
       });
       return rows;
     }
