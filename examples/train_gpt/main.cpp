@@ -128,8 +128,11 @@ int main(int argc, char** argv) {
   app.add_option("--placement", how.placement, "who holds what")
       ->check(CLI::IsMember({"owner", "rows", "replicated"}))
       ->capture_default_str();
-  app.add_option("--optimizer", how.optimizer, "for the hidden matrices; AdamW updates the rest")
-      ->check(CLI::IsMember({"muon", "adamw"}))
+  std::string presets;
+  for (const auto& preset : mfsdp::muon_presets) presets += fmt::format(" {}", preset.name);
+  app.add_option("--optimizer", how.optimizer,
+                 fmt::format("for the hidden matrices: {}; AdamW updates the rest. Presets:{}",
+                             optimizer_names, presets))
       ->capture_default_str();
   app.add_option("--steps", how.steps, "training steps")
       ->check(CLI::PositiveNumber)
@@ -142,7 +145,8 @@ int main(int argc, char** argv) {
   app.add_option("--width", how.shape.width, "model width")->capture_default_str();
   app.add_option("--context", how.shape.context, "characters a sequence")->capture_default_str();
   app.add_option("--seed", how.seed, "of initial values and data order")->capture_default_str();
-  app.add_option("--matrix-rate", how.matrix_rate, "Muon's learning rate")->capture_default_str();
+  app.add_option("--matrix-rate", how.matrix_rate,
+                 "learning rate of the hidden matrices, unless adamw has them");
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's learning rate")
       ->capture_default_str();
   app.add_option("--clip", how.clip, "largest global gradient norm, 0 for none")

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -27,9 +28,9 @@ struct settings {
   int sequences = 32;  // of all ranks together, in a step
   transformer_shape shape{};
   std::uint64_t seed = 1;
-  double matrix_rate = 0.02;       // Muon's, on the hidden matrices
-  double elementwise_rate = 3e-3;  // AdamW's, on the rest or on everything
-  double clip = 0;                 // global gradient norm; 0: no clipping
+  std::optional<double> matrix_rate{};  // on the hidden matrices; the optimizer's own if not given
+  double elementwise_rate = 3e-3;       // AdamW's, on the rest or on everything
+  double clip = 0;                      // global gradient norm; 0: no clipping
   int warmup = 20;
   int prefetch = 1;
   int validate_every = 50;
