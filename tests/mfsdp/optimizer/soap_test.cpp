@@ -197,6 +197,18 @@ TEST_CASE("the second moment of soap is reordered with the basis") {
   CHECK(run.parameter[0] == doctest::Approx((before[0] - step) * (1 - 3e-5)).epsilon(1e-6));
 }
 
+TEST_CASE("the second moment of the current-gradient form stays where it is") {
+  // The order of the axes changes before the second step and before the third.
+  soap rule = soap::current_gradient();
+  rule.beta2 = 0.75;
+  trial<double, soap> run(rule, {2, 2}, std::vector<double>(4, 0.0));
+  run.step({2, 0, 0, 1});
+  run.step({0.5, 0, 0, 8});
+  CHECK(relative_distance(run.state("second_moment"), {16, 0, 0, 0.0625}) < 1e-14);
+  run.step({100, 0, 0, 0.5});
+  CHECK(relative_distance(run.state("second_moment"), {2512, 0, 0, 0.109375}) < 1e-14);
+}
+
 TEST_CASE_TEMPLATE("soap survives zero and deficient gradients at every scale", T, float, double) {
   const auto& deficient = golden().at("ns_rank2_3x5")["G"];
   for (const soap& rule : forms) {
