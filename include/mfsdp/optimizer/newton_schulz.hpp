@@ -64,6 +64,9 @@ namespace detail {
 [[nodiscard]] constexpr bool gram_restarts(int step) {
   return step % 3 == 2;
 }
+[[nodiscard]] constexpr int gram_stretches(int steps) {
+  return steps == 0 ? 0 : 1 + steps / 3;
+}
 
 }  // namespace detail
 
