@@ -135,11 +135,11 @@ std::map<std::string, std::vector<float>> read_parameters(Model& model) {
 // Trains on a thread_world; `inspect(model)` runs on every rank at the end.
 template <class Placement, class Optimizers, class Inspect, class Precision = mfsdp::precision<>>
 outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimizers rules,
-                    const settings& how, Inspect&& inspect, Precision precision = {}) {
+                    const settings& how, Inspect&& inspect, Precision types = {}) {
   outcome result;
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(how.ranks));
   mfsdp::thread_world{how.ranks}.run([&](auto comm) {
-    mfsdp::sharded_model model{spec, comm, placement, rules, precision, how.options};
+    mfsdp::sharded_model model{spec, comm, placement, rules, types, how.options};
     model.initialize(initialize);
     std::vector<double> norms;
     train(model, how, losses[static_cast<std::size_t>(comm.rank())], norms);
