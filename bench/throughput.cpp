@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "train_gpt/training.hpp"
+#include "train_gpt/choices.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
-// An optimizer of one's own: docs/concepts/optimizer.md. Trains on owners and on full copies, and
-// compares the losses.
+// An optimizer of one's own: docs/concepts/optimizer.md. Drops it into the trainer of train_gpt, on
+// owners and on full copies, and compares the losses.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "mfsdp/mfsdp.hpp"
+#include "train_gpt/training.hpp"
 
 using mfsdp::index_t, mfsdp::matrix_shape, mfsdp::matrix_view;
 
@@ -42,45 +42,23 @@ struct normalized_momentum {
 };
 // [end normalized_momentum]
 
-// The loss of rank r is |w - r|^2 / 2 over all parameters; returns the sum over ranks of each step.
-template <class Placement>
-std::vector<double> train(Placement placement) {
-  mfsdp::model_spec spec;
-  spec.unit("first").matrix("weight", 6, 4).vector("bias", 6);
-  spec.unit("second").matrix("weight", 2, 6).vector("bias", 2);
-
-  std::vector<double> losses;
-  mfsdp::thread_world{3}.run([&](auto comm) {
-    mfsdp::sharded_model model{spec, comm, placement,
-                               mfsdp::mixed{normalized_momentum{}, mfsdp::adamw{}}};
-    model.initialize([](const auto&, std::span<float> values, index_t first) {
-      for (float& value : values) value = static_cast<float>(first++ % 5);
-    });
-    for (int step = 0; step < 5; ++step) {
-      double loss = 0;
-      for (const std::size_t unit : model.backward_order()) {
-        const auto weights = model.acquire(unit, mfsdp::pass::backward);
-        const auto gradients = model.gradients(unit);
-        for (std::size_t i = 0; i < 2; ++i) {
-          for (std::size_t k = 0; k < weights[i].flat().size(); ++k) {
-            const float distance = weights[i].flat()[k] - static_cast<float>(comm.rank());
-            gradients[i].flat()[k] = distance;
-            loss += 0.5 * static_cast<double>(distance * distance);
-          }
-        }
-        gradients.reduce();
-      }
-      model.step();
-      const double total = model.sum(loss);
-      if (comm.rank() == 0) losses.push_back(total);
-    }
-  });
-  return losses;
-}
-
 int main() {
-  const std::vector<double> losses = train(mfsdp::owner_placement{});
-  for (const double loss : losses) std::printf("loss %.4f\n", loss);
-  const bool equal = losses == train(mfsdp::replicated_placement{});
-  std::printf("owners and full copies: %s losses\n", equal ? "equal" : "different");
+  train_gpt::settings how{.ranks = 3,
+                          .steps = 30,
+                          .sequences = 6,
+                          .shape = {.layers = 1, .heads = 2, .width = 32, .context = 32},
+                          .warmup = 5};
+  const train_gpt::text data(train_gpt::synthetic_text(1 << 16, 1), how.shape.context);
+  how.shape.vocabulary = data.vocabulary();
+  const auto losses = [&](auto placement) {
+    return train_gpt::train_as(how, data, placement,
+                               mfsdp::mixed{normalized_momentum{}, mfsdp::adamw{}}, {})
+        .losses;
+  };
+
+  const std::vector<double> owned = losses(mfsdp::owner_placement{});
+  fmt::print("loss after {} steps: {:.1f} nats per byte, {:.1f} at the start\n", owned.size(),
+             owned.back(), owned.front());
+  fmt::print("owners and full copies: {} losses\n",
+             owned == losses(mfsdp::replicated_placement{}) ? "equal" : "different");
 }

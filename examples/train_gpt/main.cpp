@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "choices.hpp"
 #include "report.hpp"
 
 namespace {

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <numbers>
 #include <random>
 #include <span>
 #include <string>
@@ -95,13 +94,6 @@ Tensors tensors_of(const Pointers& p) {
   }(std::make_index_sequence<sizeof(Tensors) / sizeof(void*)>{});
 }
 
-// Linear warm-up, then a cosine to a tenth.
-inline double schedule(const settings& how, int step) {
-  if (step < how.warmup) return (step + 1.0) / how.warmup;
-  const double done = static_cast<double>(step - how.warmup) / std::max(1, how.steps - how.warmup);
-  return 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * done));
-}
-
 }  // namespace detail
 
 // One rank's trainer. Nothing here keeps a parameter pointer between two units.
@@ -112,6 +104,7 @@ class trainer {
       : model_(model),
         how_(how),
         data_(data),
+        schedule_({.steps = how.steps, .warmup = how.warmup, .floor = 0.1}),
         local_(how.sequences / how.ranks),
         network_(how.shape, local_),
         inputs_(static_cast<std::size_t>(local_ * how.shape.context)),
@@ -131,7 +124,7 @@ class trainer {
     const double loss = forward(mfsdp::pass::forward, 1 / count);
     backward();
     if (how_.clip > 0) model_.clip(how_.clip);
-    model_.step(static_cast<float>(detail::schedule(how_, step)));
+    model_.step(static_cast<float>(schedule_(step + 1)));
     return model_.sum(loss) / count;
   }
 
@@ -227,13 +220,15 @@ class trainer {
   Model& model_;
   const settings& how_;
   const text& data_;
+  mfsdp::cosine_schedule schedule_;
   int local_;  // sequences of this rank
   transformer<float> network_;
   std::vector<std::uint8_t> inputs_;
   std::vector<std::uint8_t> targets_;
 };
 
-// Trains on all ranks of a world. Placement and rules are types here; see train() for names.
+// Trains on all ranks of a world. Placement and rules are types here; choices.hpp has names for
+// them.
 template <class Placement, class Rules>
 outcome train_as(const settings& how, const text& data, Placement placement, Rules rules,
                  const progress& report) {
@@ -291,30 +286,6 @@ outcome train_as(const settings& how, const text& data, Placement placement, Rul
     }
   });
   return result;
-}
-
-// Chooses the types by name; each combination is compiled once, here.
-inline outcome train(const settings& how, const text& data, const progress& report = {}) {
-  if (how.ranks < 1 || how.sequences % how.ranks != 0) {
-    throw std::invalid_argument(std::to_string(how.sequences) +
-                                " sequences a step cannot be shared out evenly over " +
-                                std::to_string(how.ranks) + " ranks");
-  }
-  const mfsdp::adamw elementwise{
-      .learning_rate = how.elementwise_rate, .beta2 = 0.99, .weight_decay = 0.1};
-  const mfsdp::muon matrix{.learning_rate = how.matrix_rate};
-  const auto place = [&](auto placement) {
-    if (how.optimizer == "adamw") return train_as(how, data, placement, elementwise, report);
-    if constexpr (decltype(placement)::whole_matrices) {
-      return train_as(how, data, placement, mfsdp::mixed{matrix, elementwise}, report);
-    } else {
-      return train_as(how, data, placement, mfsdp::mixed{mfsdp::gathered{matrix}, elementwise},
-                      report);
-    }
-  };
-  if (how.placement == "rows") return place(mfsdp::row_placement{});
-  if (how.placement == "replicated") return place(mfsdp::replicated_placement{});
-  return place(mfsdp::owner_placement{});
 }
 
 }  // namespace train_gpt

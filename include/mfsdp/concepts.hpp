@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -210,12 +211,28 @@ concept UpdatesOn = Optimizer<O> && contract::optimizer_update<O, B>;
 template <class O>
 concept GathersMatrices = Optimizer<O> && requires { requires O::gathers; };
 
-// A set of optimizers and the rule that sends each tensor to one of them. One function serves the
-// planner, the runtime and the checkpoint.
+// A set of optimizers and the rule that sends each tensor to one of them.
+//   members()        std::tuple of Optimizers
+//   route(tensor)    the position of its member, or the number of members if none takes it; one
+//                    function for the planner, the runtime and the checkpoint
+//   groups()         optional: what each member is for
 template <class S>
 concept OptimizerSet = requires(const S& set, const tensor_spec& tensor) {
   { set.route(tensor) } -> std::same_as<std::size_t>;
   std::tuple_size<decltype(set.members())>::value;
+};
+
+// What a member of a set is for. Plans name it "adamw (label)".
+struct optimizer_group {
+  std::string label;          // one line of text
+  bool may_be_empty = false;  // if not, a model without a tensor for it is refused
+};
+
+template <class S>
+concept DescribesGroups = OptimizerSet<S> && requires(const S& set) {
+  {
+    set.groups()
+  } -> std::same_as<std::array<optimizer_group, std::tuple_size_v<decltype(set.members())>>>;
 };
 
 // A single optimizer is a set of one.

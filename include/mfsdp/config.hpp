@@ -39,6 +39,13 @@
 #define MFSDP_NOINLINE __attribute__((noinline))
 #endif
 
+// Kernels for the vector units of x86-64, chosen when the program runs.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define MFSDP_X86_64 1
+#else
+#define MFSDP_X86_64 0
+#endif
+
 namespace mfsdp::inline MFSDP_ABI {
 
 inline constexpr bool checked = MFSDP_CHECKED != 0;

@@ -9,7 +9,8 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
-// What a placement places: a matrix, one row group of a matrix, or a whole elementwise tensor.
+// What a placement places: a matrix, be it a slice or a row group of a tensor, or a whole
+// elementwise tensor.
 struct placement_item {
   std::string name;            // of the tensor, for messages
   std::size_t tensor = 0;      // index in the spec

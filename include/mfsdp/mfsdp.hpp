@@ -1,7 +1,8 @@
-// mfsdp: everything that a host compiler needs. Names the defaults: the Eigen backend, one shard
-// axis, float throughout.
+// mfsdp: everything that a host compiler needs. Names the defaults: cpu_backend, one shard axis,
+// float throughout.
 #pragma once
 
+#include "mfsdp/backend/cpu.hpp"
 #include "mfsdp/backend/eigen.hpp"
 #include "mfsdp/collective/counting.hpp"
 #include "mfsdp/collective/mesh.hpp"
@@ -11,6 +12,7 @@
 #include "mfsdp/optimizer/gathered.hpp"
 #include "mfsdp/optimizer/mixed.hpp"
 #include "mfsdp/optimizer/muon.hpp"
+#include "mfsdp/optimizer/parameter_groups.hpp"
 #include "mfsdp/placement/owner.hpp"
 #include "mfsdp/placement/replicated.hpp"
 #include "mfsdp/placement/rows.hpp"
@@ -18,6 +20,7 @@
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/precision.hpp"
+#include "mfsdp/schedule.hpp"
 #include "mfsdp/sharded_model.hpp"
 #include "mfsdp/version.hpp"
 
@@ -38,7 +41,7 @@ struct axes_of<C> {
 
 template <class C, class P, class O>
 sharded_model(const model_spec&, C, P, O, model_options = {})
-    -> sharded_model<typename detail::axes_of<C>::type, P, O, eigen_backend>;
+    -> sharded_model<typename detail::axes_of<C>::type, P, O, cpu_backend>;
 
 template <class C, class P, class O, class B>
 sharded_model(const model_spec&, C, P, O, model_options, B)
@@ -46,7 +49,7 @@ sharded_model(const model_spec&, C, P, O, model_options, B)
 
 template <class C, class P, class O, class... T>
 sharded_model(const model_spec&, C, P, O, precision<T...>, model_options = {})
-    -> sharded_model<typename detail::axes_of<C>::type, P, O, eigen_backend, precision<T...>>;
+    -> sharded_model<typename detail::axes_of<C>::type, P, O, cpu_backend, precision<T...>>;
 
 template <class C, class P, class O, class B, class... T>
 sharded_model(const model_spec&, C, P, O, precision<T...>, model_options, B)

@@ -12,14 +12,14 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// One item of a tensor, without costs: a matrix, one of its row groups, or all of another tensor.
+// One item of a tensor, without costs: one of its matrices, or all of it if it has another role.
 [[nodiscard]] inline placement_item make_item(const model_spec& spec, std::size_t tensor,
-                                              index_t row_group) {
+                                              index_t position) {
   const tensor_spec& t = spec.tensors()[tensor];
   placement_item item{t.name, tensor, t.unit};
   if (t.role == tensor_role::matrix) {
-    item.shape = {t.shape().rows / t.options.row_groups, t.shape().cols};
-    item.offset = row_group * item.elements();
+    item.shape = {t.shape().rows / t.matrices(), t.shape().cols};
+    item.offset = position * item.elements();
   } else {
     item.shape = {1, t.elements()};
     item.divisible = true;
@@ -96,7 +96,7 @@ inline void make_groups(plan& p) {
 }
 
 // Everything that follows from spec, ranks, items, segments and the optimizer of each tensor.
-//   unit buffer   tensors in order of registration, each aligned, row groups contiguous
+//   unit buffer   tensors in order of registration, each aligned, its matrices contiguous
 //   shard         the rank's segments in order of items, each aligned; if resident, the unit buffer
 inline void lay_out(plan& p) {
   make_groups(p);

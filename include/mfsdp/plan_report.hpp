@@ -25,7 +25,7 @@ struct optimizer_load {
 struct plan_loads {
   std::vector<index_t> resident_bytes;  // parameters, gradients and states of each rank
   std::vector<index_t> update_flops;    // of one step on each rank
-  std::vector<index_t> matrices;        // matrices and row groups of which the rank holds a part
+  std::vector<index_t> matrices;        // matrix items of which the rank holds a part
   std::vector<std::vector<optimizer_load>> optimizers;  // for each optimizer, for each rank
   index_t resident_bytes_ideal = 0;
   index_t update_flops_ideal = 0;

@@ -7,8 +7,8 @@
 //                                               (0: none), state
 //   optimizer muon                              one line each; "gathering" if it gathers matrices
 //   unit block                                  one line each
-//   tensor block up matrix 0 1 8 4              unit, name, role, optimizer or frozen, row groups,
-//                                               extents; then one line for each item:
+//   tensor block up matrix 0 1 8 4              unit, name, role or "stack", optimizer or "frozen",
+//                                               row groups, extents; then a line for each item:
 //   item 1024 384 1:0:32                        FLOPs, bytes, segments as rank:offset:count
 //   tied block head block.up                    unit, name, tensor
 //   end
@@ -186,6 +186,10 @@ class plan_parser {
 
     if (role == "matrix" && extents.size() == 2) {
       unit.matrix(name, extents[0], extents[1], options);
+    } else if (role == "matrix" && extents.size() > 2) {
+      unit.convolution(name, std::move(extents), options);
+    } else if (role == "stack" && extents.size() == 3) {
+      unit.stack(name, extents[0], extents[1], extents[2], options);
     } else if (role == "vector" && extents.size() == 1) {
       unit.vector(name, extents[0], options);
     } else if (role == "elementwise") {
@@ -193,13 +197,14 @@ class plan_parser {
     } else {
       reader_.fail(fmt::format("'{}' with {} extents is no tensor", role, extents.size()));
     }
-    for (index_t group = 0; group < options.row_groups; ++group) parse_item(group);
+    const index_t items = result_.spec.tensors().back().matrices();
+    for (index_t position = 0; position < items; ++position) parse_item(position);
   }
 
-  void parse_item(index_t group) {
+  void parse_item(index_t position) {
     reader_.expect(reader_.next_line(), "item");
     placement_item& item = result_.items.emplace_back(
-        make_item(result_.spec, result_.spec.tensors().size() - 1, group));
+        make_item(result_.spec, result_.spec.tensors().size() - 1, position));
     item.update_flops = reader_.number();
     item.resident_bytes = reader_.number();
     std::vector<segment>& segments = result_.segments.emplace_back();
@@ -246,7 +251,7 @@ class plan_parser {
     const std::size_t u = tensors[t].unit;
     while (units[u].tensors[written[u]].tensor != t) write_tied(u);
     line("tensor {} {} {} ", units[u].name, units[u].tensors[written[u]++].name,
-         to_string(tensors[t].role));
+         tensors[t].stacked ? "stack" : to_string(tensors[t].role));
     const int optimizer = p.tensors[t].optimizer;
     line("{} {}", optimizer < 0 ? "frozen" : std::to_string(optimizer),
          tensors[t].options.row_groups);

@@ -114,23 +114,37 @@ void set_optimizers(plan& p, std::vector<bool>& whole_matrix, const std::tuple<O
 // Sends each trainable tensor to its optimizer. Errors: spec_error, see make_plan.
 template <class Optimizers>
 void route_tensors(plan& p, const std::vector<bool>& whole_matrix, const Optimizers& optimizers) {
+  std::vector<bool> matched(whole_matrix.size());  // frozen tensors count
   std::vector<bool> used(whole_matrix.size());
   for (const tensor_spec& tensor : p.spec.tensors()) {
     tensor_slot& slot = p.tensors.emplace_back();
-    if (tensor.options.frozen) continue;
     const std::size_t route = optimizer_route(optimizers, tensor);
+    if (route < matched.size()) matched[route] = true;
+    if (tensor.options.frozen) continue;
     if (route >= p.optimizers.size()) {
-      throw spec_error(fmt::format("tensor '{}' is routed to optimizer {}, but there are only {}",
-                                   tensor.name, route, p.optimizers.size()));
+      throw spec_error(
+          fmt::format("tensor '{}' has no optimizer: add a group that takes it, such as "
+                      "mfsdp::for_rest(optimizer), or freeze it",
+                      tensor.name));
     }
     if (whole_matrix[route] && tensor.role != tensor_role::matrix) {
       throw spec_error(fmt::format(
           "tensor '{}' is no matrix, and optimizer '{}' updates whole matrices only: use "
-          "mfsdp::mixed to give it another optimizer",
+          "mfsdp::mixed or mfsdp::parameter_groups to give it another optimizer",
           tensor.name, p.optimizers[route]));
     }
     slot.optimizer = static_cast<int>(route);
     used[route] = true;
+  }
+  if constexpr (DescribesGroups<Optimizers>) {
+    const auto groups = optimizers.groups();
+    for (std::size_t o = 0; o < matched.size(); ++o) {
+      if (!matched[o] && !groups[o].may_be_empty) {
+        throw spec_error(fmt::format(
+            "optimizer '{}' receives no tensor: none fits, or groups before it take all that do",
+            p.optimizers[o]));
+      }
+    }
   }
   for (std::size_t o = 0; o < used.size(); ++o) {
     if (whole_matrix[o] && !used[o]) {
@@ -148,8 +162,8 @@ void set_items(plan& p, const Members& members) {
   index_t total_bytes = 0;
   for (std::size_t t = 0; t < p.tensors.size(); ++t) {
     const int optimizer = p.tensors[t].optimizer;
-    for (index_t group = 0; group < p.spec.tensors()[t].options.row_groups; ++group) {
-      placement_item& item = p.items.emplace_back(make_item(p.spec, t, group));
+    for (index_t position = 0; position < p.spec.tensors()[t].matrices(); ++position) {
+      placement_item& item = p.items.emplace_back(make_item(p.spec, t, position));
       if (optimizer < 0) {
         item.resident_bytes = p.bytes.compute * item.elements();
       } else {
@@ -185,11 +199,11 @@ void set_segments(plan& p, const P& placement) {
 //   optimizers   one Optimizer or an OptimizerSet; they state time and memory of each update
 //   bytes        of one element of each kind, precision<...>::bytes; float if not given
 // A frozen tensor has its parameter only, and no master. Errors: spec_error if there are no ranks,
-// no units or a unit without tensors; if a tensor that is no matrix is routed to an optimizer of
-// whole matrices, or such an optimizer gets none; if the placement's answer does not cover every
-// item once, inside the ranks, and with the cuts that it promises. A placement that cuts matrices
-// does not compile with an optimizer that needs them whole. Cost: that of the placement, and
-// O(segments log segments).
+// no units or a unit without tensors; if a tensor has no optimizer, or is no matrix and has an
+// optimizer of whole matrices; if such an optimizer or a group that must not be empty gets no
+// tensor; if the placement's answer does not cover every item once, inside the ranks, and with the
+// cuts that it promises. A placement that cuts matrices does not compile with an optimizer that
+// needs them whole. Cost: that of the placement, and O(segments log segments).
 template <Placement P, class Optimizers>
 [[nodiscard]] plan make_plan(const model_spec& spec, int ranks, const P& placement,
                              const Optimizers& optimizers, const storage_bytes& bytes = {}) {
@@ -206,6 +220,12 @@ template <Placement P, class Optimizers>
   const auto members = optimizer_members(optimizers);
   std::vector<bool> whole_matrix;
   detail::set_optimizers<P>(result, whole_matrix, members);
+  if constexpr (DescribesGroups<Optimizers>) {
+    const auto groups = optimizers.groups();
+    for (std::size_t o = 0; o < groups.size(); ++o) {
+      result.optimizers[o] += fmt::format(" ({})", groups[o].label);
+    }
+  }
   detail::route_tensors(result, whole_matrix, optimizers);
   detail::set_items(result, members);
   result.segments.resize(result.items.size());

@@ -18,9 +18,9 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // What an optimizer may assume about a tensor, and therefore how it may be placed.
 enum class tensor_role {
-  matrix,       // a 2-D weight that a matrix optimizer updates whole
+  matrix,       // one or more 2-D weights, each of which a matrix optimizer updates whole
   vector,       // 1-D: gains, biases
-  elementwise,  // any other tensor updated element by element: embeddings, heads, convolutions
+  elementwise,  // any other tensor updated element by element: embeddings, heads
 };
 
 [[nodiscard]] constexpr std::string_view to_string(tensor_role role) {
@@ -37,8 +37,9 @@ enum class tensor_role {
 struct tensor_options {
   // A frozen tensor is gathered like any other, has no gradient and is never updated.
   bool frozen = false;
-  // Matrices only: the rows form this many equal groups, each a matrix of its own for planner and
-  // optimizer (query, key and value of one fused projection), contiguous for the trainer.
+  // Role matrix only: the rows of each matrix form this many equal groups, each a matrix of its own
+  // for planner and optimizer (query, key and value of one fused projection), contiguous for the
+  // trainer.
   index_t row_groups = 1;
 };
 
@@ -48,17 +49,23 @@ struct tensor_spec {
   tensor_role role = tensor_role::elementwise;
   tensor_options options{};
   std::size_t unit = 0;
+  bool stacked = false;  // the first extent counts matrices, the second their rows
 
   [[nodiscard]] index_t elements() const {
     index_t product = 1;
     for (const index_t extent : extents) product *= extent;
     return product;
   }
+  // All of it as one matrix: rows of a stack stand below each other, a row of a convolution has
+  // inputs x kernel columns.
   [[nodiscard]] matrix_shape shape() const {
     if (extents.size() < 2) return {1, elements()};
-    const index_t rows = extents.front();
+    const index_t rows = stacked ? extents[0] * extents[1] : extents[0];
     return {rows, rows == 0 ? 0 : elements() / rows};
   }
+  // Of role matrix: how many equal matrices its rows form, each planned, owned and updated on its
+  // own: slices times row groups. Otherwise 1.
+  [[nodiscard]] index_t matrices() const { return (stacked ? extents[0] : 1) * options.row_groups; }
 };
 
 // One name under which a unit sees a tensor. Tied tensors have several, in one or more units.
@@ -83,6 +90,25 @@ class model_spec {
     unit_builder& matrix(std::string_view name, index_t rows, index_t cols,
                          tensor_options options = {}) {
       return add(name, {rows, cols}, tensor_role::matrix, options);
+    }
+    // `count` weights of rows x cols in one tensor, the experts of a mixture: a batch of matrices.
+    // Row groups are those of each slice. Errors: as matrix.
+    unit_builder& stack(std::string_view name, index_t count, index_t rows, index_t cols,
+                        tensor_options options = {}) {
+      return add(name, {count, rows, cols}, tensor_role::matrix, options, true);
+    }
+    // A kernel of outputs x inputs x spatial extents, one or more of these: a matrix of outputs x
+    // (inputs * spatial). One that is to be updated element by element is an elementwise tensor.
+    // Errors: as matrix, or if there are fewer than three extents.
+    unit_builder& convolution(std::string_view name, std::vector<index_t> extents,
+                              tensor_options options = {}) {
+      if (extents.size() < 3) {
+        throw spec_error(
+            fmt::format("convolution '{}.{}' has {} extents; it needs outputs, inputs and at least "
+                        "one of the kernel",
+                        spec_->units_[unit_].name, name, extents.size()));
+      }
+      return add(name, std::move(extents), tensor_role::matrix, options);
     }
     unit_builder& vector(std::string_view name, index_t elements, tensor_options options = {}) {
       return add(name, {elements}, tensor_role::vector, options);
@@ -110,8 +136,8 @@ class model_spec {
     unit_builder(model_spec* spec, std::size_t unit) : spec_(spec), unit_(unit) {}
 
     unit_builder& add(std::string_view name, std::vector<index_t> extents, tensor_role role,
-                      tensor_options options) {
-      spec_->add_tensor(unit_, name, std::move(extents), role, options);
+                      tensor_options options, bool stacked = false) {
+      spec_->add_tensor(unit_, name, std::move(extents), role, options, stacked);
       return *this;
     }
 
@@ -165,10 +191,14 @@ class model_spec {
   }
 
   void add_tensor(std::size_t unit, std::string_view name, std::vector<index_t> extents,
-                  tensor_role role, tensor_options options) {
+                  tensor_role role, tensor_options options, bool stacked) {
     check_name(unit, name);
-    tensor_spec tensor{fmt::format("{}.{}", units_[unit].name, name), std::move(extents), role,
-                       options, unit};
+    tensor_spec tensor{fmt::format("{}.{}", units_[unit].name, name),
+                       std::move(extents),
+                       role,
+                       options,
+                       unit,
+                       stacked};
     index_t product = 1;
     for (const index_t extent : tensor.extents) {
       if (extent < 0) {
@@ -182,13 +212,13 @@ class model_spec {
       product *= extent;
     }
     if (options.row_groups != 1) {
+      const index_t rows = stacked ? tensor.extents[1] : tensor.shape().rows;
       if (role != tensor_role::matrix || options.row_groups < 1 ||
-          options.row_groups > std::max<index_t>(1, tensor.extents[0]) ||
-          tensor.extents[0] % options.row_groups != 0) {
-        throw spec_error(
-            fmt::format("tensor '{}': {} row groups need a matrix whose rows they divide; it is a "
-                        "{} with {} rows",
-                        tensor.name, options.row_groups, to_string(role), tensor.shape().rows));
+          options.row_groups > std::max<index_t>(1, rows) || rows % options.row_groups != 0) {
+        throw spec_error(fmt::format(
+            "tensor '{}': {} row groups need a matrix whose rows they divide; it is a {} with {} "
+            "rows. Groups of unequal size are tensors of their own",
+            tensor.name, options.row_groups, to_string(role), rows));
       }
     }
     refer(unit, name, tensors_.size());

@@ -104,6 +104,74 @@ void multiply_conformance(B& backend) {
   }
 }
 
+// X X^T, X^T X and the square of a symmetric matrix: what multiply gives, symmetric to the last
+// bit, added to another matrix or in place.
+template <class T, class B>
+void multiply_symmetric_conformance(B& backend) {
+  using mfsdp::index_t, mfsdp::transpose;
+  const auto check = [&](index_t n, index_t k, transpose op_a, transpose op_b, T beta,
+                         bool in_place) {
+    CAPTURE(n);
+    CAPTURE(k);
+    CAPTURE(beta);
+    CAPTURE(in_place);
+    const bool square = op_a == op_b;
+    auto a = backend.template allocate<T>(n * k);
+    auto c = backend.template allocate<T>(n * n);
+    auto d = backend.template allocate<T>(n * n);
+    auto expected = backend.template allocate<T>(n * n);
+    for (index_t i = 0; i < n * k; ++i) {
+      a.span()[i] = square ? sample<T>(i / k + i % k) : sample<T>(i);
+    }
+    for (index_t i = 0; i < n * n; ++i) c.span()[i] = sample<T>(i / n + i % n, 1.0);
+    const std::vector<T> before(c.span().begin(), c.span().end());
+    backend.fill(d.span(), std::numeric_limits<T>::quiet_NaN());
+
+    const bool flip = op_a == transpose::yes;
+    const mfsdp::matrix_view<const T> left(a.span().data(), flip ? k : n, flip ? n : k);
+    const mfsdp::matrix_view<const T> added =
+        beta == T(0) ? mfsdp::matrix_view<const T>()
+                     : mfsdp::matrix_view<const T>(c.span().data(), n, n);
+    backend.multiply(T(0.5), left, op_a, left, op_b, beta, added,
+                     mfsdp::matrix_view<T>(expected.span().data(), n, n));
+    auto& result = in_place ? c : d;
+    backend.multiply_symmetric(T(0.5), left, op_a, left, op_b, beta, added,
+                               mfsdp::matrix_view<T>(result.span().data(), n, n));
+    double error = 0;
+    bool symmetric = true;
+    for (index_t i = 0; i < n * n; ++i) {
+      const double difference =
+          std::abs(static_cast<double>(result.span()[i]) - static_cast<double>(expected.span()[i]));
+      error = std::isnan(difference) ? 1e30 : std::max(error, difference);
+      symmetric = symmetric && result.span()[i] == result.span()[i % n * n + i / n];
+    }
+    CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
+    CHECK(symmetric);
+    if (!in_place) CHECK(same_bits<T>(before, c.span()));
+  };
+  for (const auto& [n, k] : {std::pair<index_t, index_t>{1, 1},
+                             {1, 40},
+                             {3, 5},
+                             {17, 33},
+                             {40, 3},
+                             {64, 64},
+                             {70, 300},
+                             {130, 20},
+                             {5, 0},
+                             {0, 3}}) {
+    for (const T beta : {T(0), T(1), T(-0.25)}) {
+      for (const bool in_place : {false, true}) {
+        check(n, k, transpose::no, transpose::yes, beta, in_place);
+        check(n, k, transpose::yes, transpose::no, beta, in_place);
+        if (n == k) {
+          check(n, n, transpose::no, transpose::no, beta, in_place);
+          check(n, n, transpose::yes, transpose::yes, beta, in_place);
+        }
+      }
+    }
+  }
+}
+
 // Every size, aligned and not: each element as if it were alone, nothing written beyond the end,
 // constant spans unchanged.
 template <class T, class B>
@@ -189,6 +257,7 @@ void backend_conformance(B backend) {
   const auto of = [&]<class T>(T) {
     allocation_conformance<T>(backend);
     multiply_conformance<T>(backend);
+    multiply_symmetric_conformance<T>(backend);
     transform_conformance<T>(backend);
     sum_of_squares_conformance<T>(backend);
   };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -111,6 +112,42 @@ TEST_CASE("items carry shapes and costs") {
   CHECK(p.optimizers == std::vector<std::string>{"newton_schulz", "two_moments"});
 }
 
+TEST_CASE("every slice of a stack and every row group in it is an item, whatever the ranks") {
+  model_spec spec;
+  spec.unit("moe")
+      .stack("gated", 3, 8, 5, {.row_groups = 2})
+      .convolution("conv", {64, 3, 1, 7})
+      .stack("none", 0, 8, 5);
+  for (const int ranks : {1, 2, 7}) {
+    CAPTURE(ranks);
+    const plan p = make_plan(spec, ranks, owner_placement{}, fakes::newton_schulz{});
+    REQUIRE(p.items.size() == 7);
+    for (std::size_t i = 0; i < 6; ++i) {
+      CHECK(p.items[i].tensor == 0);
+      CHECK(p.items[i].shape == mfsdp::matrix_shape{4, 5});
+      CHECK(p.items[i].offset == 20 * static_cast<index_t>(i));
+      CHECK(!p.items[i].divisible);
+      CHECK(p.items[i].update_flops == fakes::newton_schulz{}.flops({4, 5}));
+      CHECK(p.segments[i].size() == 1);
+    }
+    CHECK(p.items[6].shape == mfsdp::matrix_shape{64, 21});
+    CHECK(p.items[6].update_flops == fakes::newton_schulz{}.flops({64, 21}));
+  }
+}
+
+TEST_CASE("slices of one stack have different owners") {
+  model_spec spec;
+  spec.unit("moe").stack("experts", 4, 8, 5);
+  const plan p = make_plan(spec, 4, owner_placement{}, fakes::newton_schulz{});
+  std::set<int> owners;
+  for (const std::vector<segment>& segments : p.segments) {
+    REQUIRE(segments.size() == 1);
+    CHECK(segments[0].count == 40);
+    owners.insert(segments[0].rank);
+  }
+  CHECK(owners == std::set<int>{0, 1, 2, 3});
+}
+
 TEST_CASE("a tied tensor is a group of its own") {
   const plan p = make_plan(tied_spec(), 2, owner_placement{}, fakes::by_role{});
   REQUIRE(p.groups.size() == 4);
@@ -186,7 +223,7 @@ TEST_CASE("errors of the optimizers") {
   CHECK_THROWS_WITH_AS(
       (void)make_plan(two_tensors(), 1, owner_placement{}, fakes::newton_schulz{}),
       "tensor 'u.e' is no matrix, and optimizer 'newton_schulz' updates whole matrices only: use "
-      "mfsdp::mixed to give it another optimizer",
+      "mfsdp::mixed or mfsdp::parameter_groups to give it another optimizer",
       spec_error);
   model_spec vectors;
   vectors.unit("u").vector("v", 3);
@@ -194,7 +231,10 @@ TEST_CASE("errors of the optimizers") {
                        "optimizer 'newton_schulz' updates whole matrices, but the model has no "
                        "trainable matrix for it",
                        spec_error);
-  CHECK_THROWS_AS((void)make_plan(vectors, 1, owner_placement{}, routes_too_far{}), spec_error);
+  CHECK_THROWS_WITH_AS((void)make_plan(vectors, 1, owner_placement{}, routes_too_far{}),
+                       "tensor 'u.v' has no optimizer: add a group that takes it, such as "
+                       "mfsdp::for_rest(optimizer), or freeze it",
+                       spec_error);
 
   constexpr index_t half = std::numeric_limits<index_t>::max() / 2 + 1;
   CHECK_NOTHROW((void)make_plan(vectors, 1, owner_placement{}, stated_costs{half, 0}));
@@ -275,6 +315,17 @@ TEST_CASE("text and back") {
     }
   }
   round_trip(make_plan(tied_spec(), 2, owner_placement{}, fakes::by_role{}));
+
+  model_spec batches;
+  batches.unit("u")
+      .stack("s", 2, 6, 5, {.row_groups = 3})
+      .convolution("c", {4, 3, 2})
+      .stack("none", 0, 6, 5);
+  const plan batched = make_plan(batches, 2, owner_placement{}, fakes::newton_schulz{});
+  round_trip(batched);
+  CHECK(mfsdp::to_text(batched).find("tensor u s stack 0 3 2 6 5\nitem ") != std::string::npos);
+  CHECK(mfsdp::to_text(batched).find("tensor u c matrix 0 1 4 3 2\nitem ") != std::string::npos);
+  CHECK(mfsdp::to_text(batched).ends_with("tensor u none stack 0 1 0 6 5\nend\n"));
 }
 
 TEST_CASE("units whose tensors were declared in turns keep their order in text") {
@@ -331,6 +382,7 @@ TEST_CASE("malformed text is refused with its line") {
   CHECK(fault("unit u", "unit u\nunit v") == "plan text, line 13: unit 'v' has no tensors");
   CHECK(fault("matrix 0", "matrix 2") == "plan text, line 8: no optimizer has the number '2'");
   CHECK(fault("m matrix", "m tensor") == "plan text, line 8: 'tensor' with 2 extents is no tensor");
+  CHECK(fault("m matrix", "m stack") == "plan text, line 8: 'stack' with 2 extents is no tensor");
   CHECK(fault("0 1 8 4", "0 3 8 4").starts_with("plan text, line 8: tensor 'u.m': 3 row groups"));
   CHECK(fault("0 1 8 4", "0 2 8 4").starts_with("plan text, line 9: placement 'owner', tensor"));
   CHECK(fault("item 3200", "items 3200") == "plan text, line 9: 'items' where 'item' is expected");

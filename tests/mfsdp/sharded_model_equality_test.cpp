@@ -16,6 +16,23 @@ const toy::outcome& plain(const toy::settings& how) {
   return place->second;
 }
 
+// Gated experts, a fused stack of one, convolutions, and stacks without matrices or elements.
+model_spec batches_spec() {
+  model_spec spec;
+  spec.unit("moe")
+      .stack("gated", 5, 14, 9, {.row_groups = 2})
+      .stack("down", 5, 9, 7)
+      .stack("none", 0, 9, 7)
+      .stack("flat", 3, 0, 7);
+  spec.unit("net")
+      .convolution("stem", {16, 3, 1, 7})
+      .convolution("mixer", {12, 1, 4}, {.row_groups = 3})
+      .stack("fixed", 2, 5, 5, {.frozen = true})
+      .vector("bias", 16);
+  spec.unit("out").tied("again", "moe.down");
+  return spec;
+}
+
 bool is_finite(const toy::outcome& result) {
   for (const auto& [name, values] : result.parameters) {
     for (const float value : values) {
@@ -112,4 +129,78 @@ TEST_CASE("more ranks than tensors train") {
   const toy::settings how{.ranks = 8};
   CHECK(toy::run_sharded(spec, owner_placement{}, toy::optimizers(), how) ==
         toy::run_plain(spec, toy::optimizers(), how));
+}
+
+TEST_CASE("stacks and convolutions equal a plain loop over their matrices bit for bit") {
+  for (const int ranks : {1, 2, 3, 8}) {
+    CAPTURE(ranks);
+    const toy::settings how{.ranks = ranks};
+    const auto expected = toy::run_plain(batches_spec(), toy::optimizers(), how);
+    CHECK(is_finite(expected));
+    CHECK(toy::run_sharded(batches_spec(), owner_placement{}, toy::optimizers(), how) == expected);
+    CHECK(toy::run_sharded(batches_spec(), replicated_placement{}, toy::optimizers(), how) ==
+          expected);
+
+    const toy::settings unclipped{.ranks = ranks, .max_norm = 0};
+    const auto rules = toy::optimizers();
+    CHECK(toy::run_sharded(batches_spec(), row_placement{},
+                           mixed{gathered{rules.matrix}, rules.elementwise},
+                           unclipped) == toy::run_plain(batches_spec(), rules, unclipped));
+  }
+}
+
+TEST_CASE("every slice of a stack is orthogonalised by itself, a convolution as one matrix") {
+  model_spec spec;
+  spec.unit("u").stack("experts", 3, 8, 5, {.row_groups = 2}).convolution("kernel", {6, 2, 2, 3});
+  const auto gradient = [](std::size_t k) {
+    return std::sin(1.7f * static_cast<float>(k)) * static_cast<float>(1 + k % 5);
+  };
+  const muon rule{.weight_decay = 0.1};
+
+  // One matrix after the other, in memory of its own.
+  const auto updated = [&](std::size_t offset, matrix_shape shape) {
+    eigen_backend backend;
+    auto w = backend.allocate<float>(shape.elements());
+    auto g = backend.allocate<float>(shape.elements());
+    auto momentum = backend.allocate<float>(shape.elements());
+    auto workspace = backend.allocate<float>(rule.workspace_size(shape));
+    backend.fill(momentum.span(), 0.0f);
+    for (std::size_t k = 0; k < w.span().size(); ++k) {
+      w.span()[k] = 0.01f * static_cast<float>(offset + k);
+      g.span()[k] = gradient(offset + k);
+    }
+    rule.update(backend, {momentum.span()}, matrix_view<float>(w.span().data(), shape),
+                matrix_view<const float>(g.span().data(), shape),
+                update_context<float>{1, 1, workspace.span()});
+    return std::vector<float>(w.span().begin(), w.span().end());
+  };
+  std::map<std::string, std::vector<float>> expected;
+  for (std::size_t offset = 0; offset < 120; offset += 20) {
+    const auto slice = updated(offset, {4, 5});
+    auto& all = expected["u.experts"];
+    all.insert(all.end(), slice.begin(), slice.end());
+  }
+  expected["u.kernel"] = updated(0, {6, 12});
+
+  const auto check = [&](auto placement) {
+    thread_world{4}.run([&](auto comm) {
+      sharded_model model{spec, comm, placement, rule};
+      model.initialize([](const tensor_spec&, std::span<float> values, index_t first) {
+        for (float& value : values) value = 0.01f * static_cast<float>(first++);
+      });
+      const auto gradients = model.gradients(0);
+      gradients.zero();
+      for (std::size_t i = 0; comm.rank() == 2 && i < 2; ++i) {
+        for (std::size_t k = 0; k < gradients[i].flat().size(); ++k) {
+          gradients[i].flat()[k] = gradient(k);
+        }
+      }
+      gradients.reduce();
+      model.step();
+      const auto parameters = toy::read_parameters(model);
+      if (comm.rank() == 0) CHECK(parameters == expected);
+    });
+  };
+  check(owner_placement{});
+  check(replicated_placement{});
 }

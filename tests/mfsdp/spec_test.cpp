@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 
 using mfsdp::model_spec;
 using mfsdp::spec_error;
@@ -27,6 +28,65 @@ TEST_CASE("a spec lists units in order and tensors in order of registration") {
   CHECK(spec.tensors()[1].options.frozen);
   CHECK(spec.tensors()[2].shape() == mfsdp::matrix_shape{2, 12});
   CHECK(spec.tensors()[2].unit == 1);
+}
+
+TEST_CASE("a stack is a batch of matrices that stand below each other") {
+  model_spec spec;
+  spec.unit("moe").stack("down", 8, 64, 21).stack("gated", 8, 64, 21, {.row_groups = 2});
+  const mfsdp::tensor_spec& down = spec.tensors()[0];
+  CHECK(down.role == mfsdp::tensor_role::matrix);
+  CHECK(down.extents == std::vector<mfsdp::index_t>{8, 64, 21});
+  CHECK(down.shape() == mfsdp::matrix_shape{8 * 64, 21});
+  CHECK(down.matrices() == 8);
+  CHECK(spec.tensors()[1].shape() == mfsdp::matrix_shape{8 * 64, 21});
+  CHECK(spec.tensors()[1].matrices() == 16);
+}
+
+TEST_CASE("a convolution is a matrix of outputs and all that one output reads") {
+  model_spec spec;
+  spec.unit("net")
+      .convolution("wide", {64, 3, 1, 7})
+      .convolution("line", {6, 1, 4}, {.row_groups = 2})
+      .convolution("volume", {2, 3, 4, 5, 6});
+  CHECK(spec.tensors()[0].role == mfsdp::tensor_role::matrix);
+  CHECK(spec.tensors()[0].extents == std::vector<mfsdp::index_t>{64, 3, 1, 7});
+  CHECK(spec.tensors()[0].shape() == mfsdp::matrix_shape{64, 21});
+  CHECK(spec.tensors()[0].matrices() == 1);
+  CHECK(spec.tensors()[1].shape() == mfsdp::matrix_shape{6, 4});
+  CHECK(spec.tensors()[1].matrices() == 2);
+  CHECK(spec.tensors()[2].shape() == mfsdp::matrix_shape{2, 360});
+}
+
+TEST_CASE("a tensor that is no stack counts its row groups as matrices, and otherwise one") {
+  model_spec spec;
+  spec.unit("u").matrix("fused", 6, 4, {.row_groups = 3}).matrix("plain", 6, 4).vector("v", 7);
+  CHECK(spec.tensors()[0].matrices() == 3);
+  CHECK(spec.tensors()[1].matrices() == 1);
+  CHECK(spec.tensors()[2].matrices() == 1);
+}
+
+TEST_CASE("stacks and convolutions of impossible sizes are refused, empty ones are not") {
+  model_spec spec;
+  auto unit = spec.unit("u");
+  CHECK_THROWS_WITH_AS(unit.stack("s", -1, 2, 3), "tensor 'u.s' has the negative extent -1",
+                       spec_error);
+  constexpr mfsdp::index_t large = mfsdp::index_t{1} << 30;
+  CHECK_THROWS_AS(unit.stack("s", large, large, large), spec_error);
+  CHECK_THROWS_AS(unit.convolution("c", {large, large, large}), spec_error);
+  CHECK_THROWS_AS(unit.convolution("c", {4, 4, 3, -3}), spec_error);
+  CHECK_THROWS_WITH_AS(unit.convolution("c", {4, 4}),
+                       "convolution 'u.c' has 2 extents; it needs outputs, inputs and at least one "
+                       "of the kernel",
+                       spec_error);
+  CHECK(spec.tensors().empty());
+
+  unit.stack("none", 0, 4, 3).stack("flat", 2, 0, 3).convolution("c", {4, 0, 3});
+  CHECK(spec.tensors()[0].elements() == 0);
+  CHECK(spec.tensors()[0].matrices() == 0);
+  CHECK(spec.tensors()[0].shape() == mfsdp::matrix_shape{0, 0});
+  CHECK(spec.tensors()[1].elements() == 0);
+  CHECK(spec.tensors()[1].matrices() == 2);
+  CHECK(spec.tensors()[2].shape() == mfsdp::matrix_shape{4, 0});
 }
 
 TEST_CASE("find_tensor knows first and tied names") {
@@ -84,6 +144,12 @@ TEST_CASE("row groups divide the rows of a matrix") {
   CHECK_THROWS_AS(unit.matrix("m", 6, 2, {.row_groups = 0}), spec_error);
   CHECK_THROWS_AS(unit.vector("m", 6, {.row_groups = 3}), spec_error);
   CHECK_THROWS_AS(unit.elementwise("m", {6, 2}, {.row_groups = 2}), spec_error);
+  CHECK_THROWS_AS(unit.convolution("m", {7, 3, 3}, {.row_groups = 3}), spec_error);
+  // The slices have 3 rows each; all slices together have 6.
+  CHECK_THROWS_WITH_AS(unit.stack("m", 2, 3, 2, {.row_groups = 2}),
+                       "tensor 'u.m': 2 row groups need a matrix whose rows they divide; it is a "
+                       "matrix with 3 rows. Groups of unequal size are tensors of their own",
+                       spec_error);
 }
 
 TEST_CASE("a tied name needs a tensor declared before it") {

@@ -181,10 +181,9 @@ float written(float value, const mfsdp::rounding_stream& stream, std::size_t i) 
 
 // The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates. Floats
 // throughout, each with a value that the precision can store.
-template <class Precision = mfsdp::precision<>, class Matrix, class Elementwise>
-outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elementwise>& rules,
-                  const settings& how) {
-  struct part {  // a row group of a matrix, or a whole other tensor
+template <class Precision = mfsdp::precision<>, class Optimizers>
+outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const settings& how) {
+  struct part {  // one matrix of a tensor, or a whole other tensor
     std::size_t tensor;
     std::size_t item;
     std::size_t offset;
@@ -195,33 +194,36 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
   using gradient = typename Precision::gradient;
   using reduce = typename Precision::reduce;
   using master = typename Precision::master;
-  mfsdp::eigen_backend backend;
+  mfsdp::cpu_backend backend;
   const auto& tensors = spec.tensors();
   std::vector<std::vector<float>> weights;
   std::vector<part> parts;
   std::size_t items = 0;
+  const auto with_rule = [&](std::size_t t, auto f) {
+    mfsdp::detail::with_member(mfsdp::optimizer_members(rules),
+                               mfsdp::optimizer_route(rules, tensors[t]), f);
+  };
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     weights.emplace_back(static_cast<std::size_t>(tensors[t].elements()));
     initialize(tensors[t], weights.back(), 0);
     for (float& w : weights.back()) w = stored<master>(w);
     const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
-    const index_t groups = tensors[t].options.row_groups;
-    const std::size_t first_item = std::exchange(items, items + static_cast<std::size_t>(groups));
+    const index_t matrices = tensors[t].matrices();
+    const std::size_t first_item = std::exchange(items, items + static_cast<std::size_t>(matrices));
     if (tensors[t].options.frozen) continue;
-    for (index_t group = 0; group < groups; ++group) {
+    for (index_t i = 0; i < matrices; ++i) {
       const mfsdp::matrix_shape shape =
-          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / groups, tensors[t].shape().cols}
+          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
                  : mfsdp::matrix_shape{1, tensors[t].elements()};
       part p{t,
-             first_item + static_cast<std::size_t>(group),
-             static_cast<std::size_t>(group * shape.elements()),
+             first_item + static_cast<std::size_t>(i),
+             static_cast<std::size_t>(i * shape.elements()),
              shape,
              {}};
-      const auto add_states = [&](const auto& states) {
-        for (const mfsdp::state_spec& state : states)
+      with_rule(t, [&](const auto& rule) {
+        for (const mfsdp::state_spec& state : rule.states(shape))
           p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
-      };
-      matrix ? add_states(rules.matrix.states(shape)) : add_states(rules.elementwise.states(shape));
+      });
       parts.push_back(std::move(p));
     }
   }
@@ -316,7 +318,7 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
     }
 
     for (part& p : parts) {
-      const auto update = [&](const auto& rule) {
+      with_rule(p.tensor, [&](const auto& rule) {
         std::vector<float> workspace(static_cast<std::size_t>(rule.workspace_size(p.shape)) + 16);
         const auto misaligned = reinterpret_cast<std::uintptr_t>(workspace.data()) / 4 % 16;
         mfsdp::state_spans<std::remove_cvref_t<decltype(rule)>, float> states;
@@ -338,12 +340,7 @@ outcome run_plain(const mfsdp::model_spec& spec, const mfsdp::mixed<Matrix, Elem
           if (rule.states(p.shape)[k].exact) continue;
           write(p.states[k], k + 1, typename Precision::state{});
         }
-      };
-      if (tensors[p.tensor].role == mfsdp::tensor_role::matrix) {
-        update(rules.matrix);
-      } else {
-        update(rules.elementwise);
-      }
+      });
     }
   }
   for (std::size_t t = 0; t < tensors.size(); ++t) result.parameters[tensors[t].name] = read(t);
