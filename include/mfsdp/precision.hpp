@@ -65,10 +65,6 @@ struct precision {
   // Whether an update reads or writes other types than float.
   static constexpr bool converts_updates =
       !(std::same_as<Reduce, float> && std::same_as<Master, float> && std::same_as<State, float>);
-  // Whether anything is stored in another type than float.
-  static constexpr bool converts =
-      converts_updates || !(std::same_as<Compute, float> && std::same_as<Gradient, float>);
-
   static constexpr storage_bytes bytes{sizeof(Compute), sizeof(Gradient), sizeof(Reduce),
                                        has_master ? sizeof(Master) : 0, sizeof(State)};
 

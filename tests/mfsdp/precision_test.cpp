@@ -30,11 +30,11 @@ const double chance = 6 * 0.5 / std::sqrt(32.0 * static_cast<double>(draws));
 }  // namespace
 
 TEST_CASE("the default is float throughout, a narrow Compute brings float masters") {
-  static_assert(!precision<>::converts && !precision<>::has_master);
+  static_assert(!precision<>::converts_updates && !precision<>::has_master);
   static_assert(precision<>::bytes == storage_bytes{});
   using mixed = precision<bfloat16>;
   static_assert(std::same_as<mixed::gradient, bfloat16> && std::same_as<mixed::reduce, float>);
-  static_assert(mixed::has_master && mixed::converts && !mixed::converts_updates);
+  static_assert(mixed::has_master && !mixed::converts_updates);
   static_assert(mixed::bytes == storage_bytes{2, 2, 4, 4, 4});
   using pure = precision<bfloat16, bfloat16, float, bfloat16, float16>;
   static_assert(!pure::has_master && pure::converts_updates);

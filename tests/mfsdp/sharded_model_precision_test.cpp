@@ -32,15 +32,25 @@ void check_memory() {
     index_t masters_of_trainable = 0;
     index_t gradients = 0;
     index_t states = 0;
+    index_t scratch = 0;
+    const auto rules = toy::optimizers();
     for (const local_segment& segment : p.local_segments) {
       if (segment.rank != comm.rank()) continue;
+      // For initial values and clipping, if they are not in place.
+      if (compute == 2 || reduce == 2) scratch = std::max(scratch, segment.count);
       const tensor_spec& tensor = p.spec.tensors()[p.items[segment.item].tensor];
       const index_t elements = aligned(segment.count, smallest);
       parameters += elements;
       if (tensor.options.frozen) continue;
       masters_of_trainable += elements;
       gradients += elements;
-      states += (tensor.role == tensor_role::matrix ? 1 : 2) * aligned(segment.count, state);
+      const bool matrix = tensor.role == tensor_role::matrix;
+      states += (matrix ? 1 : 2) * aligned(segment.count, state);
+      // A copy in float of whatever an update reads in 16 bits.
+      const int copies =
+          (reduce == 2) + (sizeof(typename P::master) == 2) + (state == 2 ? matrix ? 1 : 2 : 0);
+      const index_t rule = matrix ? rules.matrix.workspace_size(p.items[segment.item].shape) : 0;
+      scratch = std::max(scratch, copies * aligned(segment.count, 4) + rule);
     }
     index_t largest = 0;
     index_t held = 0;
@@ -59,6 +69,7 @@ void check_memory() {
     CHECK(usage[memory_kind::unit_buffers] == compute * 2 * largest);
     CHECK(usage[memory_kind::gradient_buffers] == gradient * 2 * largest);
     CHECK(usage[memory_kind::held_buffers] == (compute + gradient) * held);
+    CHECK(usage[memory_kind::workspace] == 4 * scratch);
   });
 }
 
@@ -104,6 +115,7 @@ TEST_CASE("memory in use is that of the types, to the byte") {
   check_memory<masters>();
   check_memory<pure>();
   check_memory<narrow>();
+  check_memory<precision<bfloat16, bfloat16, bfloat16>>();
   check_memory<precision<float, float16, float, float, float16>>();
 }
 

@@ -45,8 +45,8 @@ class optimizer_states {
     });
   }
 
-  // Free between steps. If anything is stored in another type than float, there is room for
-  // detail::widened_part elements or for this rank's longest segment.
+  // Free between steps. If parameters or sums of gradients are not stored as float, there is room
+  // for detail::widened_part elements or for this rank's longest segment.
   [[nodiscard]] std::span<float> scratch() { return scratch_.span(); }
 
  private:
@@ -172,7 +172,7 @@ class optimizer_states {
   void allocate_scratch() {
     index_t scratch = 0;
     index_t gathered = 0;
-    if constexpr (precision::converts) {
+    if constexpr (!detail::is_float<typename precision::compute> || !detail::is_float<reduced>) {
       for (const local_segment& segment : context_.plan.local_segments) {
         if (segment.rank == context_.rank()) scratch = std::max(scratch, segment.count);
       }
