@@ -72,7 +72,7 @@ concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
 
 // Memory and arithmetic of one device, as an instance.
 //   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
-//   fill, copy         over spans
+//   fill, copy         over spans; copy reaches the memory of the host from either side
 //   multiply(alpha, a, op_a, b, op_b, beta, c, d)   d = alpha op(a) op(b) + beta c, where d may be
 //   c
 //                      and is apart from a and b; beta = 0 does not read c, which may be empty
@@ -102,13 +102,19 @@ concept RowwiseBackend =
 //   symmetric_eigen(a, values)   replaces the symmetric a (n x n) by its eigenvectors, one in each
 //                      row, orthonormal, in the order of their eigenvalues, ascending. Reads one
 //                      triangle. If float fails it is done again in double; false if that fails
-//   orthonormalize_rows(a)       replaces a (n x n) by the rows that Gram-Schmidt would give, up to
-//                      sign, by a stable method; rows of a singular matrix are completed
+//   orthonormalize_rows(a)       replaces a (r x n, r <= n) by the rows that Gram-Schmidt would
+//                      give, up to sign, by a stable method; rows of a deficient matrix are
+//                      completed
+//   permute(a, rows, cols, b)    b(i, j) = a(rows[i], cols[j]), b apart from a; an empty list
+//   stands
+//                      for all in order. The lists are in host memory
 template <class B>
 concept DecomposingBackend =
-    RowwiseBackend<B> && requires(B backend, matrix_view<float> a, std::span<float> values) {
+    RowwiseBackend<B> && requires(B backend, matrix_view<float> a, std::span<float> values,
+                                  matrix_view<const float> from, std::span<const index_t> order) {
       { backend.symmetric_eigen(a, values) } -> std::same_as<bool>;
       backend.orthonormalize_rows(a);
+      backend.permute(from, order, order, a);
     };
 
 // What storage in a 16-bit type T needs: allocate, fill, copy and sum_of_squares of it, and
@@ -196,6 +202,7 @@ using state_spans = contract::state_spans<O, T>;
 //   states(shape)      what it keeps of the parameter: std::array<state_spec, N>
 //   workspace_size(shape)   scratch elements of one update
 //   options()          optional: the options as text, compared between ranks at the start
+//   squares_gradient   optional: true if the squares of a gradient must be finite in T
 //   update(backend, states, parameter, gradient, context)   never writes the gradient; an
 //                      elementwise piece arrives as a 1 x n view
 template <class O>

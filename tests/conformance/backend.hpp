@@ -251,6 +251,162 @@ void sum_of_squares_conformance(B& backend) {
         doctest::Approx(2e60).epsilon(1e-6));
 }
 
+// Sums of squares like those of the rows alone, factors applied to their own row only.
+template <class T, class B>
+void rowwise_conformance(B& backend) {
+  using mfsdp::index_t, mfsdp::matrix_view;
+  for (const auto [rows, cols] : {mfsdp::matrix_shape{0, 0},
+                                  {0, 3},
+                                  {3, 0},
+                                  {1, 1},
+                                  {70, 33},
+                                  {5, 2 * static_cast<index_t>(mfsdp::block_elements) + 77}}) {
+    CAPTURE(rows);
+    CAPTURE(cols);
+    auto a = backend.template allocate<T>(rows * cols);
+    auto factors = backend.template allocate<T>(rows);
+    for (index_t i = 0; i < rows * cols; ++i) a.span()[i] = sample<T>(i);
+    for (index_t i = 0; i < rows; ++i) factors.span()[i] = sample<T>(i, 1.0);
+    std::vector<T> scaled;
+    for (index_t i = 0; i < rows * cols; ++i) {
+      scaled.push_back(factors.span()[i / cols] * a.span()[i]);
+    }
+    std::vector<T> expected;
+    for (index_t i = 0; i < rows; ++i) {
+      const std::span<const T> row = mfsdp::slice(a.span(), i * cols, cols);
+      expected.push_back(static_cast<T>(backend.sum_of_squares(row)));
+    }
+
+    auto sums = backend.template allocate<T>(rows);
+    const matrix_view<T> view(a.span().data(), rows, cols);
+    backend.row_sums_of_squares(matrix_view<const T>(view), sums.span());
+    CHECK(same_bits<T>(sums.span(), expected));
+    backend.scale_rows(std::span<const T>(factors.span()), view);
+    CHECK(same_bits<T>(a.span(), scaled));
+  }
+}
+
+// A square matrix of this rank, times a scale; symmetric and not negative, or neither.
+template <class T>
+std::vector<T> square_matrix(mfsdp::index_t n, mfsdp::index_t rank, double scale, bool symmetric) {
+  std::vector<T> a;
+  for (mfsdp::index_t i = 0; i < n; ++i) {
+    for (mfsdp::index_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (mfsdp::index_t k = 0; k < rank; ++k) {
+        sum += sample<double>(i * i + 3 * i * k + k) *
+               sample<double>(j * j + 3 * j * k + k, symmetric ? 0.0 : 1.0);
+      }
+      a.push_back(static_cast<T>(scale * sum));
+    }
+  }
+  return a;
+}
+
+// The largest entry of |x y^T - z| for square matrices; not finite if an entry is not.
+template <class T>
+double product_error(const std::vector<T>& x, const std::vector<T>& y, const auto& z,
+                     mfsdp::index_t n) {
+  double error = 0;
+  for (mfsdp::index_t i = 0; i < n; ++i) {
+    for (mfsdp::index_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (mfsdp::index_t k = 0; k < n; ++k) {
+        sum += static_cast<double>(x[static_cast<std::size_t>(i * n + k)]) *
+               static_cast<double>(y[static_cast<std::size_t>(j * n + k)]);
+      }
+      const double difference = std::abs(sum - z(i, j));
+      error = std::isfinite(difference) ? std::max(error, difference) : difference;
+    }
+  }
+  return error;
+}
+
+// Full, deficient and zero matrices at scales whose squares no float holds.
+template <class T, class B>
+void decomposition_conformance(B& backend) {
+  using mfsdp::index_t, mfsdp::matrix_view;
+  const auto identity = [](index_t i, index_t j) { return i == j ? 1.0 : 0.0; };
+  const auto run = [&](const std::vector<T>& from, auto&& operation) {
+    auto memory = backend.template allocate<T>(std::ssize(from));
+    std::ranges::copy(from, memory.span().begin());
+    operation(memory.span());
+    return std::vector<T>(memory.span().begin(), memory.span().end());
+  };
+  for (const index_t n : {0, 1, 2, 7, 33}) {
+    for (const index_t rank : {index_t{0}, std::min(n, index_t{2}), n}) {
+      for (const double scale : {1.0, 1e-30, 1e15}) {
+        CAPTURE(n);
+        CAPTURE(rank);
+        CAPTURE(scale);
+        const double tolerance =
+            20 * static_cast<double>(n + 1) * std::numeric_limits<T>::epsilon();
+
+        const std::vector<T> a = square_matrix<T>(n, rank, scale, true);
+        double size = 0;
+        for (const T e : a) size = std::max(size, std::abs(static_cast<double>(e)));
+        auto values = backend.template allocate<T>(n);
+        const std::vector<T> vectors = run(a, [&](std::span<T> x) {
+          CHECK(backend.symmetric_eigen(matrix_view<T>(x.data(), n, n), values.span()));
+        });
+        CHECK(std::ranges::is_sorted(values.span()));
+        CHECK(product_error(vectors, vectors, identity, n) <= tolerance);
+        CHECK(product_error(
+                  vectors, a,
+                  [&](index_t i, index_t j) {
+                    return static_cast<double>(values.span()[i]) *
+                           static_cast<double>(vectors[static_cast<std::size_t>(i * n + j)]);
+                  },
+                  n) <= tolerance * size * static_cast<double>(n));
+
+        // Row i of the matrix has no component along later rows of the basis.
+        const std::vector<T> general = square_matrix<T>(n, rank, scale, false);
+        size = 0;
+        for (const T e : general) size = std::max(size, std::abs(static_cast<double>(e)));
+        const std::vector<T> basis = run(general, [&](std::span<T> x) {
+          backend.orthonormalize_rows(matrix_view<T>(x.data(), n, n));
+        });
+        CHECK(product_error(basis, basis, identity, n) <= tolerance);
+        double beyond = 0;
+        for (index_t i = 0; i < n; ++i) {
+          for (index_t j = i + 1; j < n; ++j) {
+            double component = 0;
+            for (index_t k = 0; k < n; ++k) {
+              component += static_cast<double>(general[static_cast<std::size_t>(i * n + k)]) *
+                           static_cast<double>(basis[static_cast<std::size_t>(j * n + k)]);
+            }
+            beyond = std::max(beyond, std::abs(component));
+          }
+        }
+        CHECK(beyond <= tolerance * size * static_cast<double>(n));
+      }
+    }
+  }
+
+  const std::vector<index_t> rows = {2, 0, 1};
+  const std::vector<index_t> cols = {3, 1, 0, 2};
+  auto from = backend.template allocate<T>(12);
+  auto to = backend.template allocate<T>(12);
+  for (index_t i = 0; i < 12; ++i) from.span()[i] = sample<T>(i);
+  for (const bool by_row : {false, true}) {
+    for (const bool by_col : {false, true}) {
+      using order = std::span<const index_t>;
+      backend.permute(matrix_view<const T>(from.span().data(), 3, 4),
+                      by_row ? order(rows) : order(), by_col ? order(cols) : order(),
+                      matrix_view<T>(to.span().data(), 3, 4));
+      bool right = true;
+      for (std::size_t i = 0; i < 3; ++i) {
+        for (std::size_t j = 0; j < 4; ++j) {
+          const auto row = by_row ? static_cast<std::size_t>(rows[i]) : i;
+          const auto col = by_col ? static_cast<std::size_t>(cols[j]) : j;
+          right = right && to.span()[i * 4 + j] == from.span()[row * 4 + col];
+        }
+      }
+      CHECK(right);
+    }
+  }
+}
+
 template <class B>
 void backend_conformance(B backend) {
   static_assert(mfsdp::Backend<B>);
@@ -260,6 +416,8 @@ void backend_conformance(B backend) {
     multiply_symmetric_conformance<T>(backend);
     transform_conformance<T>(backend);
     sum_of_squares_conformance<T>(backend);
+    if constexpr (mfsdp::RowwiseBackend<B>) rowwise_conformance<T>(backend);
+    if constexpr (mfsdp::DecomposingBackend<B>) decomposition_conformance<T>(backend);
   };
   of(float{});
   of(double{});

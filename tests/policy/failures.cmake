@@ -1,4 +1,5 @@
-# Checks that every test that docs/failures.md quotes exists, after a test of the check itself.
+# Checks that every test that a document quotes exists (docs/failures.md, docs/optimizers.md), after a
+# test of the check itself.
 #
 #   cmake -D DOCUMENT=<file> -D TEST_DIR=<dir> -D SCRATCH_DIR=<dir> -P failures.cmake
 cmake_minimum_required(VERSION 3.24)

@@ -72,6 +72,31 @@ inline std::map<std::string, golden_case> read_golden(const std::string& file) {
   return cases;
 }
 
+// The gradient of step t in the cases of a file that do not list it.
+template <class T>
+std::vector<T> golden_gradient(mfsdp::matrix_shape shape, int t) {
+  std::vector<T> g;
+  for (int i = 0; i < shape.rows; ++i) {
+    for (int j = 0; j < shape.cols; ++j) {
+      const double phase = 0.7 * t * (1 + 0.2 * i - 0.5 * j);
+      g.push_back(static_cast<T>(std::sin(0.8 + 2.0 * i + 0.5 * j + 1.8 * i * j + phase)));
+    }
+  }
+  return g;
+}
+
+// The parameter before the first step in such cases.
+template <class T>
+std::vector<T> golden_weight(mfsdp::matrix_shape shape) {
+  std::vector<T> w;
+  for (int i = 0; i < shape.rows; ++i) {
+    for (int j = 0; j < shape.cols; ++j) {
+      w.push_back(static_cast<T>(0.5 * std::cos(0.3 + 0.9 * i - 0.4 * j + 0.5 * i * j)));
+    }
+  }
+  return w;
+}
+
 // The largest difference, relative to the largest expected entry (absolute if all are zero);
 // infinite if the sizes differ or an entry is not finite.
 template <class T>

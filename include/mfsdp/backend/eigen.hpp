@@ -155,14 +155,28 @@ class eigen_backend {
     return symmetric_eigen_in<T>(a, values) || symmetric_eigen_in<double>(a, values);
   }
 
-  // Householder QR of the transpose: 8/3 n^3 operations.
+  // Householder QR of the transpose: 4 n r^2 - 4/3 r^3 operations for r x n.
   template <class T>
   void orthonormalize_rows(matrix_view<T> a) const {
     if (a.size() == 0) return;
     using columns = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
     Eigen::Map<columns> transposed(a.data(), a.cols(), a.rows());
+    const T largest = transposed.cwiseAbs().maxCoeff();
+    if (largest > T(0)) transposed /= largest;  // squares of the rest neither vanish nor overflow
     const Eigen::HouseholderQR<columns> qr(transposed);
     transposed = qr.householderQ() * columns::Identity(a.cols(), a.rows());
+  }
+
+  template <class T>
+  void permute(std::type_identity_t<matrix_view<const T>> a, std::span<const index_t> rows,
+               std::span<const index_t> cols, matrix_view<T> b) const {
+    const auto at = [](std::span<const index_t> order, index_t i) {
+      return order.empty() ? i : order[static_cast<std::size_t>(i)];
+    };
+    for (index_t i = 0; i < b.rows(); ++i) {
+      const T* row = a.data() + at(rows, i) * a.cols();
+      for (index_t j = 0; j < b.cols(); ++j) b.data()[i * b.cols() + j] = row[at(cols, j)];
+    }
   }
 
   // kernel(x...) over spans of equal size; those of constant elements are only read. The kernel

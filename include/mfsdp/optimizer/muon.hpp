@@ -1,10 +1,8 @@
 // muon: momentum, orthogonalised. The step of a matrix has all its singular values near one.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cassert>
-#include <cmath>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,11 +10,13 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
-#include "mfsdp/optimizer/newton_schulz.hpp"
+#include "mfsdp/optimizer/muon_form.hpp"
+#include "mfsdp/optimizer/newton_schulz_tables.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
-// Keller Jordan's Muon on a matrix W (rows x cols, outputs x inputs) with gradient G:
+// Muon on a matrix W (rows x cols, outputs x inputs) with gradient G; here Keller Jordan's form,
+// which is the default (muon_form has the others):
 //
 //   M <- mu M + (1 - mu) G                           the state, one matrix
 //   X <- newton_schulz(mu M + (1 - mu) G)            Nesterov's look-ahead
@@ -27,30 +27,93 @@ namespace mfsdp::inline MFSDP_ABI {
 // fades; NaN or infinity in G spreads to all of W. The gradient is never written.
 // The alignment of W, M and G does not matter, since products run in the workspace.
 // Cost: newton_schulz_flops; state and workspace about four matrices.
-// Source: github.com/KellerJordan/Muon, in the precision of the parameter instead of bfloat16.
 struct muon {
   double learning_rate = 0.02;
-  double momentum = 0.95;
+  double momentum = 0.95;  // in [0, 1)
   double weight_decay = 0;
-  int steps = 5;  // of Newton-Schulz
-  double epsilon = 1e-7;
+  muon_form form{};
 
   static constexpr std::string_view name = "muon";
   static constexpr bool whole_matrix = true;
 
+  // Presets: the numbers and default hyper-parameters of other implementations, in the precision of
+  // the parameter instead of theirs. To port a run, take its preset and set the rates:
+  //
+  //   auto rule = muon::moonlight();
+  //   rule.learning_rate = 2e-4;
+
+  // github.com/KellerJordan/Muon.
+  [[nodiscard]] static constexpr muon keller() { return {}; }
+
+  // torch.optim.Muon, adjust_lr_fn "original" (its default).
+  [[nodiscard]] static constexpr muon torch() {
+    return {.learning_rate = 1e-3,
+            .weight_decay = 0.1,
+            .form = {.orthogonalization = {.rule = epsilon_rule::clamp}}};
+  }
+
+  // torch.optim.Muon, adjust_lr_fn "match_rms_adamw".
+  [[nodiscard]] static constexpr muon torch_match_rms() {
+    muon rule = torch();
+    rule.form.scale = update_scale::match_rms;
+    return rule;
+  }
+
+  // github.com/MoonshotAI/Moonlight; arXiv 2502.16982.
+  [[nodiscard]] static constexpr muon moonlight() {
+    return {.learning_rate = 1e-3,
+            .weight_decay = 0.1,
+            .form = {.momentum = momentum_rule::heavy_ball, .scale = update_scale::match_rms}};
+  }
+
+  // Muon of github.com/microsoft/dion; its cautious_wd is decay_rule::cautious.
+  [[nodiscard]] static constexpr muon dion() {
+    return {.learning_rate = 0.01,
+            .weight_decay = 0.01,
+            .form = {.momentum = momentum_rule::heavy_ball,
+                     .nesterov = false,
+                     .orthogonalization = {.coefficients = polar_express_safe_coefficients,
+                                           .safety = 1.02,
+                                           .epsilon = 1e-6},
+                     .scale = update_scale::spectral}};
+  }
+
+  // github.com/NVIDIA-NeMo/Emerging-Optimizers. It decays before it updates the momentum, which
+  // makes no difference since the momentum does not see W.
+  [[nodiscard]] static constexpr muon nvidia() {
+    return {.learning_rate = 3e-4,
+            .weight_decay = 0.01,
+            .form = {.nesterov = false,
+                     .orthogonalization = {.coefficients = you_coefficients,
+                                           .epsilon = 1e-15,
+                                           .rule = epsilon_rule::clamp},
+                     .scale = update_scale::unit_rms}};
+  }
+
+  // github.com/Dao-AILab/gram-newton-schulz.
+  [[nodiscard]] static constexpr muon gram() {
+    return {.learning_rate = 1e-3,
+            .weight_decay = 0.1,
+            .form = {.momentum = momentum_rule::heavy_ball,
+                     .orthogonalization = {.coefficients = gram_coefficients},
+                     .scale = update_scale::match_rms}};
+  }
+
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
-    return fmt::format("muon {} {} {} {} {}", learning_rate, momentum, weight_decay, steps,
-                       epsilon);
+    return fmt::format("muon {} {} {} {}", learning_rate, momentum, weight_decay,
+                       detail::options_text(form));
   }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
-    return newton_schulz_flops(shape, steps) + 13 * shape.elements();
+    return newton_schulz_flops(shape, form.orthogonalization.steps, form.orthogonalization.form) +
+           13 * shape.elements();
   }
   [[nodiscard]] constexpr std::array<state_spec, 1> states(matrix_shape shape) const {
     return {{{"momentum", shape.elements()}}};
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
-    return detail::workspace_part(shape.elements()) + newton_schulz_workspace(shape);
+    return detail::workspace_part(shape.elements()) +
+           newton_schulz_workspace(shape, form.orthogonalization.form);
   }
 
   template <Backend B, class T>
@@ -61,28 +124,41 @@ struct muon {
     const index_t part = detail::workspace_part(parameter.size());
     const matrix_view<T> direction(context.workspace.data(), parameter.shape());
 
-    const T keep = static_cast<T>(momentum);
-    const T take = static_cast<T>(1 - momentum);
-    backend.transform(
-        [keep, take](auto& m, auto& x, const auto& g) {
-          m = keep * m + take * g;
-          x = keep * m + take * g;
-        },
-        state[0], direction.flat(), gradient.flat());
-
-    newton_schulz(backend, direction, {.steps = steps, .epsilon = epsilon},
+    detail::take_gradient(backend, form, momentum, state[0], gradient.flat(), direction.flat());
+    newton_schulz(backend, direction, form.orthogonalization,
                   context.workspace.subspan(static_cast<std::size_t>(part)));
-
-    const double aspect =
-        static_cast<double>(parameter.rows()) / static_cast<double>(parameter.cols());
     const double rate = learning_rate * context.learning_rate_scale;
-    const T decay = static_cast<T>(1 - rate * weight_decay);
-    const T step = static_cast<T>(rate * std::sqrt(std::max(1.0, aspect)));
-    backend.transform([decay, step](auto& w, const auto& x) { w = decay * w - step * x; },
-                      parameter.flat(), std::span<const T>(direction.flat()));
+    detail::apply_update(backend, form.decay, rate * weight_decay,
+                         rate * scale_factor(form.scale, parameter.shape()), parameter.flat(),
+                         direction.flat());
   }
 };
 
 static_assert(Optimizer<muon>);
+
+struct named_muon {
+  std::string_view name;
+  muon rule;
+};
+
+// The presets by name, for command lines.
+inline constexpr std::array<named_muon, 7> muon_presets{
+    {{"keller", muon::keller()},
+     {"torch", muon::torch()},
+     {"torch_match_rms", muon::torch_match_rms()},
+     {"moonlight", muon::moonlight()},
+     {"dion", muon::dion()},
+     {"nvidia", muon::nvidia()},
+     {"gram", muon::gram()}}};
+
+// The preset of this name. Errors: spec_error that lists the names.
+[[nodiscard]] inline muon muon_preset(std::string_view name) {
+  std::string names;
+  for (const named_muon& preset : muon_presets) {
+    if (preset.name == name) return preset.rule;
+    names += fmt::format(" {}", preset.name);
+  }
+  throw spec_error(fmt::format("no preset of muon is named '{}'; there are:{}", name, names));
+}
 
 }  // namespace mfsdp::inline MFSDP_ABI

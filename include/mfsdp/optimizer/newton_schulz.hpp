@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/optimizer/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -44,11 +45,6 @@ struct newton_schulz_options {
 };
 
 namespace detail {
-
-// Parts of a workspace start at storage_alignment for any element type.
-[[nodiscard]] constexpr index_t workspace_part(index_t elements) {
-  return round_up(elements, static_cast<index_t>(storage_alignment));
-}
 
 [[nodiscard]] constexpr bool in_gram_form(matrix_shape shape, newton_schulz_form form) {
   const auto [smaller, larger] = std::minmax(shape.rows, shape.cols);

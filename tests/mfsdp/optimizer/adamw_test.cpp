@@ -30,12 +30,13 @@ struct trial {
 
 template <class T>
 void follow_golden(const mfsdp_test::golden_case& c, const mfsdp_test::golden_case& input,
-                   double tolerance) {
+                   double tolerance, adam_decay decay = adam_decay::decoupled) {
   const adamw rule{.learning_rate = c.number("lr"),
                    .beta1 = c.number("b1"),
                    .beta2 = c.number("b2"),
                    .epsilon = c.number("eps"),
-                   .weight_decay = c.number("wd")};
+                   .weight_decay = c.number("wd"),
+                   .decay = decay};
   trial<T> run{input["W0"].as<T>()};
   for (const int t : {1, 2, 3}) {
     const std::string number = std::to_string(t);
@@ -57,8 +58,39 @@ TEST_CASE("adamw equals torch's over three steps") {
   }
 }
 
+TEST_CASE("llm.c's AdamW, which decays with the step, differs in rounding only") {
+  const auto golden = mfsdp_test::read_golden("optimizer_golden.txt");
+  follow_golden<double>(golden.at("adamw_llmc_3x5"), golden.at("muon_keller_3x5"), 1e-11);
+  follow_golden<float>(golden.at("adamw_llmc_3x5"), golden.at("muon_keller_3x5"), 1e-6);
+}
+
+TEST_CASE("adamw with its decay in the gradient equals torch's Adam") {
+  const auto golden = mfsdp_test::read_golden("optimizer_golden.txt");
+  const auto& c = golden.at("adam_l2_3x5");
+  follow_golden<double>(c, golden.at("muon_keller_3x5"), 1e-11, adam_decay::l2);
+  follow_golden<float>(c, golden.at("muon_keller_3x5"), 1e-5, adam_decay::l2);
+}
+
+TEST_CASE("cautious decay spares the weights that their step enlarges") {
+  const adamw plain{.learning_rate = 0.5, .weight_decay = 0};
+  adamw cautious{.learning_rate = 0.5, .weight_decay = 0.5, .decay = adam_decay::cautious};
+  // Signs agree twice, differ twice, then a step and a weight of zero.
+  const std::vector<double> start{1, -1, 1, -1, 1, 0};
+  const std::vector<double> gradient{1, -1, -1, 1, 0, 1};
+  const std::vector<double> decays{0.25, 0.25, 0, 0, 0.25, 0.25};
+  trial<double> without{start};
+  trial<double> with{start};
+  without.step(plain, 1, gradient);
+  with.step(cautious, 1, gradient);
+  for (std::size_t i = 0; i < start.size(); ++i) {
+    CHECK(with.w[i] == doctest::Approx(without.w[i] - decays[i] * start[i]).epsilon(1e-14));
+  }
+}
+
 TEST_CASE("adamw conforms") {
   mfsdp_test::optimizer_conformance(adamw{});
+  mfsdp_test::optimizer_conformance(adamw{.decay = adam_decay::cautious});
+  mfsdp_test::optimizer_conformance(adamw{.decay = adam_decay::l2});
   mfsdp_test::optimizer_conformance(adamw{.beta1 = 0, .beta2 = 0, .weight_decay = 0});
 }
 

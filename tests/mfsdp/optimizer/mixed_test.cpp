@@ -41,7 +41,7 @@ TEST_CASE("a single optimizer is a set of one") {
 TEST_CASE("gathered conforms and costs what its rule costs") {
   mfsdp_test::optimizer_conformance(gathered{muon{.weight_decay = 0.1}});
   constexpr matrix_shape shape{6, 9};
-  constexpr muon rule{.steps = 3};
+  constexpr muon rule{.form = {.orthogonalization = {.steps = 3}}};
   CHECK(gathered{rule}.flops(shape) == rule.flops(shape));
   CHECK(gathered{rule}.states(shape) == rule.states(shape));
   CHECK(gathered{rule}.workspace_size(shape) == rule.workspace_size(shape));
