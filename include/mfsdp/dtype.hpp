@@ -59,19 +59,19 @@ struct float16_format {
     const std::uint32_t rebias = magnitude < 0x0F80'0000 ? exponents : 2 * exponents;
     // A subnormal gets the exponent of the smallest normal number and a leading one too many.
     const float normal = std::bit_cast<float>(magnitude + rebias);
-    const float small =
+    const float tiny =
         std::bit_cast<float>(std::min(magnitude, 0x0080'0000u) + smallest_normal) - 0x1p-14f;
     const std::uint32_t bits =
-        std::bit_cast<std::uint32_t>(magnitude < 0x0080'0000 ? small : normal);
+        std::bit_cast<std::uint32_t>(magnitude < 0x0080'0000 ? tiny : normal);
     return std::bit_cast<float>(bits | (half & 0x8000) << 16);
   }
   [[nodiscard]] static constexpr std::uint32_t nearest(float value) {
     const float_bits x(value);
     const std::uint32_t normal = (x.magnitude - exponents + 0x0FFF + (x.magnitude >> 13 & 1)) >> 13;
     // One half has the spacing of the subnormals: adding it rounds to them.
-    const float small = std::bit_cast<float>(std::min(x.magnitude, smallest_normal)) + 0.5f;
+    const float tiny = std::bit_cast<float>(std::min(x.magnitude, smallest_normal)) + 0.5f;
     const std::uint32_t subnormal =
-        std::bit_cast<std::uint32_t>(small) - std::bit_cast<std::uint32_t>(0.5f);
+        std::bit_cast<std::uint32_t>(tiny) - std::bit_cast<std::uint32_t>(0.5f);
     const std::uint32_t finite = x.magnitude < smallest_normal ? subnormal : normal;
     const std::uint32_t bounded = x.magnitude < 0x477F'F000 ? finite : 0x7C00;
     return x.sign() | (x.is_nan() ? 0x7E00 | (x.magnitude >> 13 & 0x03FF) : bounded);
@@ -80,8 +80,8 @@ struct float16_format {
   [[nodiscard]] static constexpr std::uint32_t stochastic(float value, std::uint32_t random) {
     const float_bits x(value);
     const std::uint32_t normal = (x.magnitude - exponents + (random >> 19)) >> 13;
-    const float small = std::bit_cast<float>(std::min(x.magnitude, smallest_normal));
-    const auto fixed = static_cast<std::uint32_t>(static_cast<std::int32_t>(small * 0x1p44f));
+    const float tiny = std::bit_cast<float>(std::min(x.magnitude, smallest_normal));
+    const auto fixed = static_cast<std::uint32_t>(static_cast<std::int32_t>(tiny * 0x1p44f));
     const std::uint32_t subnormal = (fixed + (random >> 12)) >> 20;
     return x.sign() | (x.magnitude < smallest_normal ? subnormal : normal);
   }
