@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -182,7 +181,10 @@ class optimizer_states {
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       for (const auto& entry : entries) {
         scratch = std::max(scratch, scratch_size(optimizer, entry.shape));
-        if constexpr (GathersMatrices<O>) gathered = std::max(gathered, entry.shape.elements());
+        if constexpr (GathersMatrices<O>) {
+          gathered =
+              std::max(gathered, detail::aligned_parts<reduced>::size(entry.shape.elements()));
+        }
       }
     });
     scratch_ = context_.template allocate<float>(memory_kind::workspace, scratch);
