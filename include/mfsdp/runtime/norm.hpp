@@ -50,7 +50,7 @@ class global_norm {
   [[nodiscard]] double compute(Gradient&& gradient) {
     std::size_t next = 0;
     for (const auto& [i, whole] : mine_) {
-      const std::span<const float> values = gradient(i);
+      const std::span<const typename Context::precision::reduce> values = gradient(i);
       if (whole) {
         local_[next++] = context_.backend.sum_of_squares(values);
         continue;
