@@ -2,6 +2,7 @@
 // included, and the calls with which a trainer uses it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <concepts>
@@ -33,7 +34,10 @@ namespace mfsdp::inline MFSDP_ABI {
 
 struct step_result {
   std::int64_t step = 0;  // steps taken so far
-  bool skipped = false;   // the last clip found a norm that is not finite: nothing was updated
+  // Tensors with a gradient that their optimizer could not use, NaN or infinite or too large to be
+  // squared: they, their momentum and other states are as before, not even decayed. After clip the
+  // same on all ranks, otherwise those of which this rank holds a part.
+  std::vector<std::string_view> skipped{};
 };
 
 // One rank's part of a sharded training run.
@@ -282,9 +286,9 @@ class sharded_model {
   }
 
   // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm
-  // before. If it is not finite nothing is scaled and the next step is skipped, on all ranks alike;
-  // clip(infinity) only looks for that. Errors: usage_error unless max_norm > 0, or as step.
-  // Cost: one small gather, none where every rank holds everything.
+  // before. Gradients that are not finite do not count, and the next step leaves their tensors out,
+  // on all ranks alike (refused()); clip(infinity) only looks for them. Errors: usage_error unless
+  // max_norm > 0, or as step. Cost: one small gather, none where every rank holds everything.
   double clip(double max_norm) {
     if (!(max_norm > 0)) {
       throw usage_error(fmt::format(
@@ -293,15 +297,31 @@ class sharded_model {
     require_values();
     gradients_.finish();
     clipped_ = true;
-    const double norm = norm_.compute([this](std::size_t i) { return gradients_.segment(i); });
-    skip_step_ = !std::isfinite(norm);
-    const double factor = max_norm / (norm + 1e-6);
-    if (!skip_step_ && factor < 1) {
+    const auto sums = norm_.compute([this](std::size_t i) { return gradients_.segment(i); });
+    double total = 0;
+    for (const auto& [item, sum] : sums) total += std::isfinite(sum) ? sum : 0;
+    const double norm = std::sqrt(total);
+    const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+    refused_.assign(plan().items.size(), false);
+    for (const auto& [item, sum] : sums) {
+      refused_[item] = !states_.accepts(item, sum * factor * factor);
+    }
+    if (factor < 1) {
       for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
         if (is_trainable_here(i)) scale_gradient(i, static_cast<float>(factor));
       }
     }
     return norm;
+  }
+
+  // Tensors that the next step will leave out, after clip; the same on all ranks, so that a trainer
+  // may give up the whole step with discard_gradients().
+  [[nodiscard]] std::vector<std::string_view> refused() const {
+    std::vector<std::string_view> names;
+    for (std::size_t item = 0; clipped_ && item < refused_.size(); ++item) {
+      if (refused_[item]) add_name(names, item);
+    }
+    return names;
   }
 
   // Updates what this rank holds; moves nothing. `learning_rate_scale` multiplies the rates of all
@@ -316,20 +336,39 @@ class sharded_model {
     require_values();
     gradients_.finish();
     parameters_.quiesce();
-    const bool skipped = std::exchange(skip_step_, false);
-    if (!skipped) {
-      torn_ = true;
-      states_.step(++step_, learning_rate_scale);
-      for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-        if (is_trainable_here(i)) masters_.publish(i);
-      }
-      parameters_.invalidate();
-      torn_ = false;
+    torn_ = true;
+    states_.step(learning_rate_scale, clipped_ ? &refused_ : nullptr);
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      if (is_trainable_here(i)) masters_.publish(i);
+    }
+    parameters_.invalidate();
+    torn_ = false;
+    step_result result{++step_, refused()};
+    if (!clipped_) {
+      states_.for_each_update([&](std::size_t item, bool skipped, const update_size&) {
+        if (skipped) add_name(result.skipped, item);
+      });
+    }
+    for (const std::string_view tensor : result.skipped) {
+      context_.observe(model_event::skip, tensor);
     }
     discard_gradients();
     context_.observe(model_event::step, "step");
     context_.book(phase::step);
-    return {step_, skipped};
+    return result;
+  }
+
+  // How far the last step moved what this rank holds: a learning rate whose updates have another
+  // root mean square than those of a known run means something else there. Errors: usage_error
+  // unless model_options.measure_updates.
+  [[nodiscard]] std::vector<update_size> updates() {
+    if (!context_.options.measure_updates) {
+      throw usage_error("updates are measured only if model_options.measure_updates is true");
+    }
+    std::vector<update_size> sizes;
+    states_.for_each_update(
+        [&](std::size_t, bool, const update_size& size) { sizes.push_back(size); });
+    return sizes;
   }
 
   // Gives up all gradients since the last step, whatever their state: after a loss that is not
@@ -337,7 +376,6 @@ class sharded_model {
   void discard_gradients() {
     gradients_.clear();
     clipped_ = false;
-    skip_step_ = false;
   }
 
   // The sum of one number of each rank, in rank order: the same bits on all of them. For losses and
@@ -410,6 +448,9 @@ class sharded_model {
     if (options.prefetch < 0) {
       throw spec_error(fmt::format("model_options.prefetch is {}", options.prefetch));
     }
+    if (options.update_threads < 1) {
+      throw spec_error(fmt::format("model_options.update_threads is {}", options.update_threads));
+    }
     if (options.timeout <= std::chrono::milliseconds::zero()) {
       throw spec_error(fmt::format("model_options.timeout is {} ms", options.timeout.count()));
     }
@@ -464,6 +505,12 @@ class sharded_model {
     return text;
   }
 
+  // Row groups of one tensor follow one another, and are named once.
+  void add_name(std::vector<std::string_view>& names, std::size_t item) const {
+    const std::string_view name = plan().items[item].name;
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+
   void progress() {
     gradients_.progress();
     parameters_.progress();
@@ -507,9 +554,9 @@ class sharded_model {
   std::vector<std::size_t> backward_;
   std::int64_t step_ = 0;
   bool initialized_ = false;
-  bool clipped_ = false;    // since the last step
-  bool skip_step_ = false;  // the clip found a norm that is not finite
-  bool torn_ = false;       // a step began and did not end
+  bool clipped_ = false;       // since the last step
+  std::vector<bool> refused_;  // items that the clip found to have no usable gradient
+  bool torn_ = false;          // a step began and did not end
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -22,6 +23,17 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // Why a unit is acquired. Forward is followed by a backward over the same units, evaluate is not.
 enum class pass { forward, backward, evaluate };
+
+// What the last step did to what this rank holds of one tensor or row group.
+struct update_size {
+  std::string_view tensor;
+  index_t elements = 0;
+  double sum_of_squares = 0;  // of the change
+
+  [[nodiscard]] double root_mean_square() const {
+    return elements == 0 ? 0 : std::sqrt(sum_of_squares / static_cast<double>(elements));
+  }
+};
 
 // When something was moved.
 enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum };
@@ -70,6 +82,7 @@ enum class model_event {
   release,
   reduce_start,
   reduce_finish,
+  skip,  // a tensor, or a part of it, that the step left as it was: its gradient was not finite
   step,
 };
 
@@ -83,6 +96,12 @@ struct model_options {
   bool reshard_after_forward = true;
   // Deadline of every wait; positive.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
+  // Threads of this rank that share out the updates of a step, one parameter each; positive. Each
+  // has a scratch of its own. For ranks that have several cores; results do not depend on it.
+  int update_threads = 1;
+  // Whether step() measures what it changes, for sharded_model::updates(). Costs two passes over
+  // the parameters and scratch for the largest of them.
+  bool measure_updates = false;
   // Of stochastic rounding, where the precision has any; equal on all ranks.
   std::uint64_t rounding_seed = 0;
   // Called on the rank's own thread with each event and the name of the group or unit; must not

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <tuple>
@@ -11,6 +14,7 @@
 #include <vector>
 
 #include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/crew.hpp"
 #include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -23,37 +27,77 @@ class optimizer_states {
   template <class Parameter, class Gradient>
   optimizer_states(Context& context, const Optimizers& optimizers, Parameter&& parameter,
                    Gradient&& gradient)
-      : context_(context), optimizers_(optimizer_members(optimizers)) {
+      : context_(context),
+        optimizers_(optimizer_members(optimizers)),
+        crew_(context.options.update_threads) {
     for_each_optimizer([&](const auto& optimizer, auto& entries, int which) {
       collect(optimizer, entries, which, parameter, gradient);
     });
     allocate_states();
     allocate_scratch();
+    list_updates();
+  }
+  optimizer_states(const optimizer_states&) = delete;
+  optimizer_states& operator=(const optimizer_states&) = delete;
+
+  // Whether the optimizer of an item can use a gradient with this sum of squares.
+  [[nodiscard]] bool accepts(std::size_t item, double sum_of_squares) const {
+    const placement_item& of = context_.plan.items[item];
+    bool usable = false;
+    [&]<std::size_t... which>(std::index_sequence<which...>) {
+      const auto route = static_cast<std::size_t>(context_.plan.tensors[of.tensor].optimizer);
+      ((which == route &&
+        (usable = is_usable<std::tuple_element_t<which, members>>(sum_of_squares))),
+       ...);
+    }(std::make_index_sequence<std::tuple_size_v<members>>{});
+    return usable;
   }
 
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
-  void step(std::int64_t step, double learning_rate_scale) {
-    const update_context<float> context{step, learning_rate_scale};
+  // A gradient that its optimizer cannot use leaves parameter and states as they are: of a matrix
+  // all, of any other tensor blocks of block_elements. So no rank has to ask another, and cuts
+  // between blocks change nothing. If `judged` is given, it has the items to leave out instead.
+  void step(double learning_rate_scale, const std::vector<bool>* judged) {
+    learning_rate_scale_ = learning_rate_scale;
+    judged_ = judged;
+    crew_.run(updates_.size(), [this](std::size_t i, int member) {
+      updates_[i](workers_[static_cast<std::size_t>(member)]);
+    });
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
-      for (auto& entry : entries) {
-        if constexpr (GathersMatrices<O>) {
-          update_gathered(optimizer, entry, context);
-        } else {
-          update(optimizer, entry, context);
-        }
+      if constexpr (GathersMatrices<O>) {
+        for (auto& entry : entries) update_gathered(optimizer, entry);
+      }
+    });
+  }
+
+  // Calls visit(entry's item, whether a part of it was left out, its update_size) for all that this
+  // rank holds, after a step.
+  template <class Visit>
+  void for_each_update(Visit&& visit) {
+    for_each_optimizer([&](const auto&, auto& entries, int) {
+      for (const auto& entry : entries) {
+        visit(entry.item, entry.skipped,
+              update_size{context_.plan.items[entry.item].name, std::ssize(entry.parameter),
+                          entry.change});
       }
     });
   }
 
   // Free between steps. If parameters or sums of gradients are not stored as float, there is room
   // for detail::widened_part elements or for this rank's longest segment.
-  [[nodiscard]] std::span<float> scratch() { return scratch_.span(); }
+  [[nodiscard]] std::span<float> scratch() { return workers_.front().scratch.span(); }
 
  private:
   using precision = typename Context::precision;
   using master = typename precision::master;
   using reduced = typename precision::reduce;
   using narrow_state = typename precision::state;
+
+  // What a thread has for itself: backends are called from one thread at a time.
+  struct worker {
+    decltype(Context::backend) backend;
+    typename Context::template storage<float> scratch;
+  };
 
   // One state of one parameter, in one of two types; the other span is empty.
   struct stored_state {
@@ -70,6 +114,9 @@ class optimizer_states {
     std::span<master> parameter{};
     std::span<const reduced> gradient{};
     std::array<stored_state, std::tuple_size_v<state_spans<O, float>>> states{};
+    std::int64_t step = 0;  // updates so far
+    bool skipped = false;   // a part of it, in the last step
+    double change = 0;      // of the last step, as a sum of squares, if it is measured
     // Gathered matrices only: where the rows of every rank go, and those of this one.
     std::string label{};
     std::vector<piece> pieces{};
@@ -187,85 +234,150 @@ class optimizer_states {
         }
       }
     });
-    scratch_ = context_.template allocate<float>(memory_kind::workspace, scratch);
+    for (int i = 0; i < crew_.count(); ++i) {
+      workers_.push_back(
+          {context_.backend, context_.template allocate<float>(memory_kind::workspace, scratch)});
+    }
     gathered_ = context_.template allocate<reduced>(memory_kind::workspace, gathered);
   }
 
   // What one update of a parameter takes of the scratch.
   template <class O>
   [[nodiscard]] index_t scratch_size(const O& optimizer, matrix_shape shape) const {
-    if constexpr (!O::whole_matrix) shape.cols = std::min(shape.cols, part_size(shape));
+    if constexpr (!O::whole_matrix) shape.cols = std::min(shape.cols, detail::widened_part);
     index_t size = detail::widened_size<reduced>(shape.elements());
     size += GathersMatrices<O> ? detail::scratch_space::size(shape.elements())
                                : detail::widened_size<master>(shape.elements());
+    if (context_.options.measure_updates) size += detail::scratch_space::size(shape.elements());
     for (const state_spec& state : optimizer.states(shape)) {
       if (!is_exact(state)) size += detail::widened_size<narrow_state>(state.elements);
     }
     return size + optimizer.workspace_size(shape);
   }
 
-  // Elements that an elementwise optimizer updates at a time.
-  [[nodiscard]] static index_t part_size(matrix_shape piece) {
-    return precision::converts_updates ? detail::widened_part : piece.elements();
+  // Updates that move nothing, the longest first and equal shapes in a row.
+  void list_updates() {
+    struct task {
+      index_t flops;
+      matrix_shape shape;
+      std::function<void(worker&)> run;
+    };
+    std::vector<task> tasks;
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (!GathersMatrices<O>) {
+        for (auto& entry : entries) {
+          tasks.push_back({optimizer.flops(entry.shape), entry.shape,
+                           [&](worker& by) { update(by, optimizer, entry); }});
+        }
+      }
+    });
+    std::ranges::stable_sort(tasks, [](const task& a, const task& b) {
+      return std::tuple(b.flops, b.shape.rows, b.shape.cols) <
+             std::tuple(a.flops, a.shape.rows, a.shape.cols);
+    });
+    for (task& t : tasks) updates_.push_back(std::move(t.run));
+  }
+
+  // Half of the largest float to the second, so that sums of few products are finite, too.
+  template <class O>
+  [[nodiscard]] static bool is_usable(double sum_of_squares) {
+    if constexpr (requires { requires O::squares_gradient; }) {
+      return sum_of_squares <= std::numeric_limits<float>::max() / 4;
+    } else {
+      return std::isfinite(sum_of_squares);
+    }
+  }
+
+  // Whether the item is known to be left out; if not, each part is judged by itself.
+  template <class O>
+  [[nodiscard]] bool begin(held_state<O>& entry) const {
+    entry.change = 0;
+    entry.skipped = judged_ != nullptr && (*judged_)[entry.item];
+    return !entry.skipped;
   }
 
   template <class O>
-  void update(const O& optimizer, held_state<O>& entry, const update_context<float>& context) {
+  void update(worker& by, const O& optimizer, held_state<O>& entry) {
+    if (!begin(entry)) return;
     if constexpr (O::whole_matrix) {
-      update_part(optimizer, entry, 0, entry.shape, context);
+      entry.skipped =
+          judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(entry.gradient));
+      if (entry.skipped) return;
+      ++entry.step;
+      update_part(by, optimizer, entry, 0, entry.shape);
     } else {
-      detail::for_each_part(entry.shape.elements(), part_size(entry.shape),
-                            [&](index_t first, index_t count) {
-                              update_part(optimizer, entry, first, {1, count}, context);
-                            });
+      ++entry.step;
+      detail::for_each_part(
+          entry.shape.elements(), detail::widened_part,
+          [&](index_t first, index_t count) { update_usable(by, optimizer, entry, first, count); });
+    }
+  }
+
+  // Updates what is usable of a part of a piece, down to single blocks.
+  template <class O>
+  void update_usable(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+                     index_t count) {
+    constexpr auto block = static_cast<index_t>(block_elements);
+    const auto gradient = slice(entry.gradient, first, count);
+    if (judged_ != nullptr || is_usable<O>(by.backend.sum_of_squares(gradient))) {
+      update_part(by, optimizer, entry, first, {1, count});
+    } else if (count > block) {
+      detail::for_each_part(count, block, [&](index_t at, index_t n) {
+        update_usable(by, optimizer, entry, first + at, n);
+      });
+    } else {
+      entry.skipped = true;
     }
   }
 
   // Updates `shape` from element `first` of what this rank has of an item.
   template <class O>
-  void update_part(const O& optimizer, held_state<O>& entry, index_t first, matrix_shape shape,
-                   const update_context<float>& context) {
-    auto& backend = context_.backend;
-    detail::scratch_space scratch(scratch_.span());
+  void update_part(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+                   matrix_shape shape) {
+    detail::scratch_space scratch(by.scratch.span());
     const auto stored = slice(entry.parameter, first, shape.elements());
-    const std::span<float> parameter = detail::widened(backend, stored, scratch);
+    const std::span<float> parameter = detail::widened(by.backend, stored, scratch);
     const std::span<const float> gradient =
-        detail::widened(backend, slice(entry.gradient, first, shape.elements()), scratch);
-    apply(optimizer, entry, first, matrix_view<float>(parameter.data(), shape),
-          matrix_view<const float>(gradient.data(), shape), scratch, context);
-    detail::write_back(backend, parameter, stored, stream(entry, 0, context), entry.offset + first);
+        detail::widened(by.backend, slice(entry.gradient, first, shape.elements()), scratch);
+    apply(by, optimizer, entry, first, matrix_view<float>(parameter.data(), shape),
+          matrix_view<const float>(gradient.data(), shape), parameter, scratch);
+    detail::write_back(by.backend, parameter, stored, stream(entry, 0), entry.offset + first);
   }
 
   // Every rank gathers the whole gradient and repeats the whole update; of the parameter it has,
   // and keeps, only its own rows.
   template <class O>
-  void update_gathered(const O& optimizer, held_state<O>& entry,
-                       const update_context<float>& context) {
-    auto& backend = context_.backend;
+  void update_gathered(const O& optimizer, held_state<O>& entry) {
+    if (!begin(entry)) return;
+    worker& by = workers_.front();
     const std::span<reduced> all = slice(gathered_.span(), 0, entry.shape.elements());
     auto request =
         context_.collective.start_all_gather(entry.gradient, all, entry.pieces, entry.label);
     context_.book(phase::step);
     request.wait(context_.until());
-    detail::scratch_space scratch(scratch_.span());
-    const std::span<float> gradient = detail::widened(backend, all, scratch);
-    const std::span<float> parameter = scratch.take(entry.shape.elements());
-    const auto own = slice(parameter, entry.own_offset, std::ssize(entry.parameter));
-    backend.fill(parameter, 0.0f);
-    detail::load(backend, entry.parameter, own);
-    apply(optimizer, entry, 0, matrix_view<float>(parameter.data(), entry.shape),
-          matrix_view<const float>(gradient.data(), entry.shape), scratch, context);
-    detail::store(backend, std::span<const float>(own), entry.parameter, stream(entry, 0, context),
-                  entry.own_offset);
+    entry.skipped = judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(all));
+    if (!entry.skipped) {
+      ++entry.step;
+      detail::scratch_space scratch(by.scratch.span());
+      const std::span<float> gradient = detail::widened(by.backend, all, scratch);
+      const std::span<float> parameter = scratch.take(entry.shape.elements());
+      const auto own = slice(parameter, entry.own_offset, std::ssize(entry.parameter));
+      by.backend.fill(parameter, 0.0f);
+      detail::load(by.backend, entry.parameter, own);
+      apply(by, optimizer, entry, 0, matrix_view<float>(parameter.data(), entry.shape),
+            matrix_view<const float>(gradient.data(), entry.shape), own, scratch);
+      detail::store(by.backend, std::span<const float>(own), entry.parameter, stream(entry, 0),
+                    entry.own_offset);
+    }
     request.drain(context_.until());
   }
 
-  // One call of the rule, on states from element `first`. The rest of the scratch is its workspace.
+  // One call of the rule, on states from element `first`; `own` is what this rank keeps of the
+  // parameter. The rest of the scratch is the rule's workspace.
   template <class O>
-  void apply(const O& optimizer, held_state<O>& entry, index_t first, matrix_view<float> parameter,
-             matrix_view<const float> gradient, detail::scratch_space scratch,
-             update_context<float> context) {
-    auto& backend = context_.backend;
+  void apply(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+             matrix_view<float> parameter, matrix_view<const float> gradient, std::span<float> own,
+             detail::scratch_space scratch) {
     const auto specs = optimizer.states(parameter.shape());
     const auto narrow_part = [&](std::size_t k) {
       return slice(entry.states[k].narrow, first, specs[k].elements);
@@ -273,21 +385,30 @@ class optimizer_states {
     state_spans<O, float> states;
     for (std::size_t k = 0; k < states.size(); ++k) {
       states[k] = is_exact(specs[k]) ? slice(entry.states[k].exact, first, specs[k].elements)
-                                     : detail::widened(backend, narrow_part(k), scratch);
+                                     : detail::widened(by.backend, narrow_part(k), scratch);
     }
-    context.workspace = scratch.rest();
-    optimizer.update(backend, states, parameter, gradient, context);
+    std::span<float> before{};
+    if (context_.options.measure_updates) {
+      before = scratch.take(std::ssize(own));
+      by.backend.copy(std::span<const float>(own), before);
+    }
+    optimizer.update(by.backend, states, parameter, gradient,
+                     update_context<float>{entry.step, learning_rate_scale_, scratch.rest()});
+    if (context_.options.measure_updates) {
+      by.backend.transform([](auto& b, const auto& w) { b = w - b; }, before,
+                           std::span<const float>(own));
+      entry.change += by.backend.sum_of_squares(std::span<const float>(before));
+    }
     for (std::size_t k = 0; k < states.size(); ++k) {
       if (is_exact(specs[k])) continue;
-      detail::write_back(backend, states[k], narrow_part(k), stream(entry, k + 1, context),
+      detail::write_back(by.backend, states[k], narrow_part(k), stream(entry, k + 1),
                          entry.offset + first);
     }
   }
 
   template <class O>
-  [[nodiscard]] std::uint64_t stream(const held_state<O>& entry, std::size_t value,
-                                     const update_context<float>& context) const {
-    return rounding_stream{context_.options.rounding_seed, entry.item, value, context.step}.key();
+  [[nodiscard]] std::uint64_t stream(const held_state<O>& entry, std::size_t value) const {
+    return rounding_stream{context_.options.rounding_seed, entry.item, value, entry.step}.key();
   }
 
   Context& context_;
@@ -295,8 +416,12 @@ class optimizer_states {
   typename entries_of<members>::type entries_;
   typename Context::template storage<float> exact_;
   typename Context::template storage<narrow_state> narrow_;
-  typename Context::template storage<float> scratch_;
+  std::vector<worker> workers_;
   typename Context::template storage<reduced> gathered_;  // a whole gradient
+  std::vector<std::function<void(worker&)>> updates_;
+  double learning_rate_scale_ = 1;             // of the step that runs
+  const std::vector<bool>* judged_ = nullptr;  // items to leave out of it, if they are known
+  crew crew_;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI
