@@ -344,6 +344,20 @@ inline void mirror_lower(matrix_view<float> d) {
 
 }  // namespace detail
 
+#else
+
+namespace detail {
+
+// Without kernels nothing calls these.
+inline void packed_product(product_kernel, bool, float, matrix_view<const float>, transpose,
+                           matrix_view<const float>, transpose, float, matrix_view<const float>,
+                           matrix_view<float>) {
+  assert(!"a kernel that this processor has");
+}
+inline void mirror_lower(matrix_view<float>) {}
+
+}  // namespace detail
+
 #endif
 
 // d = alpha op(a) op(b) + beta c, where d (m x n) is c or apart from it, and apart from op(a)
