@@ -33,9 +33,9 @@ class recorded {
     return inner_.start_all_gather(shard, full, pieces, label);
   }
 
-  template <class T>
-    requires mfsdp::ReduceScatter<C, T>
-  request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
+  template <class From, class To>
+    requires mfsdp::ReduceScatter<C, From, To>
+  request start_reduce_scatter(std::span<const From> full, std::span<To> shard,
                                std::span<const piece> pieces, mfsdp::reduce_into into,
                                std::string_view label) {
     log_->push_back("reduce-scatter " + std::string(label));

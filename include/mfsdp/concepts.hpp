@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/dtype.hpp"
 #include "mfsdp/layout.hpp"
 #include "mfsdp/spec.hpp"
 #include "mfsdp/view.hpp"
@@ -114,6 +115,23 @@ concept DecomposingBackend =
       { backend.symmetric_eigen(a, values) } -> std::same_as<bool>;
       backend.orthonormalize_rows(a);
       backend.permute(from, order, order, a);
+    };
+
+// What storage in a 16-bit type T needs: allocate, fill, copy and sum_of_squares of it, and
+//   convert(from, to)  between float and T, to nearest, ties to even
+//   round_stochastically(from, to, key, first)   float to T: to[i] is T::stochastic(from[i],
+//                      rounding_bits(key, first + i)), precision.hpp
+template <class B, class T>
+concept ConvertingBackend =
+    Backend<B> && requires(B backend, std::span<const float> wide, std::span<float> wide_out,
+                           std::span<const T> narrow, std::span<T> narrow_out, std::uint64_t key) {
+      { backend.template allocate<T>(index_t{1}).span() } -> std::same_as<std::span<T>>;
+      backend.fill(narrow_out, T(0.0f));
+      backend.copy(narrow, narrow_out);
+      { backend.sum_of_squares(narrow) } -> std::same_as<double>;
+      backend.convert(wide, narrow_out);
+      backend.convert(narrow, wide_out);
+      backend.round_stochastically(wide, narrow_out, key, index_t{0});
     };
 
 // -------------------------------------------------------------------------------------- Optimizer
@@ -330,10 +348,10 @@ concept AllGather =
     };
 
 // Reduce-scatter: each piece of `full`, summed over ranks 0, 1, 2, ... in that order, reaches the
-// shard of the piece's rank.
-template <class C, class T>
+// shard of the piece's rank. What moves is From; it is converted to To, in which the sums are.
+template <class C, class From, class To = From>
 concept ReduceScatter =
-    Collective<C> && requires(C c, std::span<const T> full, std::span<T> shard,
+    Collective<C> && requires(C c, std::span<const From> full, std::span<To> shard,
                               std::span<const piece> pieces, std::string_view label) {
       {
         c.start_reduce_scatter(full, shard, pieces, reduce_into::add, label)
@@ -341,10 +359,10 @@ concept ReduceScatter =
     };
 
 // All-reduce: the elements of `full` that the pieces name (their ranks do not matter), summed over
-// ranks 0, 1, 2, ... in that order, reach `local` on every rank.
-template <class C, class T>
+// ranks 0, 1, 2, ... in that order, reach `local` on every rank. Types as for a reduce-scatter.
+template <class C, class From, class To = From>
 concept AllReduce =
-    Collective<C> && requires(C c, std::span<const T> full, std::span<T> local,
+    Collective<C> && requires(C c, std::span<const From> full, std::span<To> local,
                               std::span<const piece> pieces, std::string_view label) {
       {
         c.start_all_reduce(full, local, pieces, reduce_into::add, label)

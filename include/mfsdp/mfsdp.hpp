@@ -1,5 +1,5 @@
-// mfsdp: everything that a host compiler needs. Names the defaults: cpu_backend, one shard
-// axis.
+// mfsdp: everything that a host compiler needs. Names the defaults: cpu_backend, one shard axis,
+// float throughout.
 #pragma once
 
 #include "mfsdp/backend/cpu.hpp"
@@ -24,6 +24,7 @@
 #include "mfsdp/plan_report.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
+#include "mfsdp/precision.hpp"
 #include "mfsdp/schedule.hpp"
 #include "mfsdp/sharded_model.hpp"
 #include "mfsdp/version.hpp"
@@ -50,5 +51,13 @@ sharded_model(const model_spec&, C, P, O, model_options = {})
 template <class C, class P, class O, class B>
 sharded_model(const model_spec&, C, P, O, model_options, B)
     -> sharded_model<typename detail::axes_of<C>::type, P, O, B>;
+
+template <class C, class P, class O, class... T>
+sharded_model(const model_spec&, C, P, O, precision<T...>, model_options = {})
+    -> sharded_model<typename detail::axes_of<C>::type, P, O, cpu_backend, precision<T...>>;
+
+template <class C, class P, class O, class B, class... T>
+sharded_model(const model_spec&, C, P, O, precision<T...>, model_options, B)
+    -> sharded_model<typename detail::axes_of<C>::type, P, O, B, precision<T...>>;
 
 }  // namespace mfsdp::inline MFSDP_ABI

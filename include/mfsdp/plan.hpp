@@ -10,6 +10,7 @@
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
 #include "mfsdp/layout.hpp"
+#include "mfsdp/precision.hpp"
 #include "mfsdp/spec.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -56,6 +57,7 @@ struct plan {
   int ranks = 1;
   std::string placement;
   bool replicated = false;
+  storage_bytes bytes;
   std::vector<std::string> optimizers;
   std::vector<bool> gathers;  // of each optimizer: every rank repeats the whole update
 

@@ -12,12 +12,6 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// Bytes of one element of a parameter, a gradient or a state.
-inline constexpr index_t element_bytes = 4;
-
-// Elements between two places where storage may start.
-inline constexpr index_t aligned_elements = static_cast<index_t>(storage_alignment) / element_bytes;
-
 // One item of a tensor, without costs: one of its matrices, or all of it if it has another role.
 [[nodiscard]] inline placement_item make_item(const model_spec& spec, std::size_t tensor,
                                               index_t position) {
@@ -107,10 +101,11 @@ inline void make_groups(plan& p) {
 inline void lay_out(plan& p) {
   make_groups(p);
   const bool resident = p.replicated || p.ranks == 1;
+  const index_t alignment = p.bytes.aligned_elements();
   for (transfer_group& group : p.groups) {
     group.resident = resident;
     for (const std::size_t t : group.tensors) {
-      const index_t size = round_up(p.spec.tensors()[t].elements(), aligned_elements);
+      const index_t size = round_up(p.spec.tensors()[t].elements(), alignment);
       p.tensors[t].offset =
           std::exchange(group.parameters.full_elements, group.parameters.full_elements + size);
       if (p.tensors[t].optimizer < 0) continue;
@@ -126,7 +121,7 @@ inline void lay_out(plan& p) {
   const auto place = [&](buffer_layout& layout, const segment& s, index_t full) {
     index_t& end = layout.shard_elements[static_cast<std::size_t>(s.rank)];
     const index_t local = resident ? full : end;
-    if (!resident) end += round_up(s.count, aligned_elements);
+    if (!resident) end += round_up(s.count, alignment);
     layout.pieces.push_back({s.rank, full, local, s.count});
     return local;
   };

@@ -82,7 +82,7 @@ namespace detail {
     const int optimizer = p.tensors[item.tensor].optimizer;
     if (optimizer >= 0 && p.gathers[static_cast<std::size_t>(optimizer)]) {
       // The states and the work that every rank has in full are added below.
-      result.resident_bytes[rank] += 2 * detail::element_bytes * s.count;
+      result.resident_bytes[rank] += p.bytes.trainable() * s.count;
     } else {
       result.resident_bytes[rank] += detail::share(item.resident_bytes, s.count, item.elements());
       result.update_flops[rank] += detail::share(item.update_flops, s.count, item.elements());
@@ -99,7 +99,7 @@ namespace detail {
   for (const placement_item& item : p.items) {
     const int optimizer = p.tensors[item.tensor].optimizer;
     if (optimizer < 0 || !p.gathers[static_cast<std::size_t>(optimizer)]) continue;
-    const index_t states = item.resident_bytes - 2 * detail::element_bytes * item.elements();
+    const index_t states = item.resident_bytes - p.bytes.trainable() * item.elements();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       result.resident_bytes[rank] += states;
       result.update_flops[rank] += item.update_flops;

@@ -3,6 +3,8 @@
 //   mfsdp plan 1
 //   ranks 2
 //   placement sharded owner                     or: replicated NAME
+//   bytes 4 4 4 0 4                             of an element: compute, gradient, reduce, master
+//                                               (0: none), state
 //   optimizer muon                              one line each; "gathering" if it gathers matrices
 //   unit block                                  one line each
 //   tensor block up matrix 0 1 8 4              unit, name, role or "stack", optimizer or "frozen",
@@ -122,6 +124,7 @@ class plan_parser {
     reader_.expect(reader_.next_line(), "placement");
     result_.replicated = reader_.word() == "replicated";
     result_.placement = reader_.rest_of_line();
+    parse_bytes();
     for (;;) {
       const std::string_view kind = reader_.next_line();
       if (kind == "end") return;
@@ -138,6 +141,18 @@ class plan_parser {
         unit.tied(name, reader_.word());
       } else {
         reader_.fail(fmt::format("'{}' starts no line of a plan", kind));
+      }
+    }
+  }
+
+  void parse_bytes() {
+    reader_.expect(reader_.next_line(), "bytes");
+    storage_bytes& bytes = result_.bytes;
+    for (index_t* kind :
+         {&bytes.compute, &bytes.gradient, &bytes.reduce, &bytes.master, &bytes.state}) {
+      *kind = reader_.number(4);
+      if (*kind != 2 && *kind != 4 && (*kind != 0 || kind != &bytes.master)) {
+        reader_.fail(fmt::format("no element has {} bytes", *kind));
       }
     }
   }
@@ -218,6 +233,8 @@ class plan_parser {
   const std::vector<tensor_spec>& tensors = p.spec.tensors();
   line("{}\nranks {}\n", detail::plan_text_version, p.ranks);
   line("placement {} {}\n", p.replicated ? "replicated" : "sharded", p.placement);
+  line("bytes {} {} {} {} {}\n", p.bytes.compute, p.bytes.gradient, p.bytes.reduce, p.bytes.master,
+       p.bytes.state);
   for (std::size_t o = 0; o < p.optimizers.size(); ++o) {
     line("{} {}\n", p.gathers[o] ? "gathering" : "optimizer", p.optimizers[o]);
   }

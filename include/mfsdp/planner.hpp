@@ -37,11 +37,12 @@ inline void add_cost(index_t& sum, index_t cost, const placement_item& item) {
 }
 
 template <class Optimizer>
-void set_costs(placement_item& item, const Optimizer& optimizer) {
+void set_costs(placement_item& item, const Optimizer& optimizer, const storage_bytes& bytes) {
   add_cost(item.update_flops, optimizer.flops(item.shape), item);
-  add_cost(item.resident_bytes, 2 * element_bytes * item.elements(), item);  // and the gradient
+  add_cost(item.resident_bytes, bytes.trainable() * item.elements(), item);
   for (const state_spec& state : optimizer.states(item.shape)) {
-    for (index_t byte = 0; byte < element_bytes; ++byte) {
+    const index_t state_bytes = state.exact ? index_t{sizeof(float)} : bytes.state;
+    for (index_t byte = 0; byte < state_bytes; ++byte) {
       add_cost(item.resident_bytes, state.elements, item);
     }
   }
@@ -164,10 +165,10 @@ void set_items(plan& p, const Members& members) {
     for (index_t position = 0; position < p.spec.tensors()[t].matrices(); ++position) {
       placement_item& item = p.items.emplace_back(make_item(p.spec, t, position));
       if (optimizer < 0) {
-        item.resident_bytes = element_bytes * item.elements();
+        item.resident_bytes = p.bytes.compute * item.elements();
       } else {
         with_member(members, static_cast<std::size_t>(optimizer),
-                    [&](const auto& member) { set_costs(item, member); });
+                    [&](const auto& member) { set_costs(item, member, p.bytes); });
       }
       add_cost(total_flops, item.update_flops, item);
       add_cost(total_bytes, item.resident_bytes, item);
@@ -196,16 +197,16 @@ void set_segments(plan& p, const P& placement) {
 
 // Plans a model for this many ranks.
 //   optimizers   one Optimizer or an OptimizerSet; they state time and memory of each update
-// Counts fp32: 4 bytes for each element of a parameter, a gradient and a state; a frozen tensor has
-// its parameter only. Errors: spec_error if there are no ranks, no units or a unit without tensors;
-// if a tensor has no optimizer, or is no matrix and has an optimizer of whole matrices; if such an
-// optimizer or a group that must not be empty gets no tensor; if the placement's answer does not
-// cover every item once, inside the ranks, and with the cuts that it promises. A placement that
-// cuts matrices does not compile with an optimizer that needs them whole. Cost: that of the
-// placement, and O(segments log segments).
+//   bytes        of one element of each kind, precision<...>::bytes; float if not given
+// A frozen tensor has its parameter only, and no master. Errors: spec_error if there are no ranks,
+// no units or a unit without tensors; if a tensor has no optimizer, or is no matrix and has an
+// optimizer of whole matrices; if such an optimizer or a group that must not be empty gets no
+// tensor; if the placement's answer does not cover every item once, inside the ranks, and with the
+// cuts that it promises. A placement that cuts matrices does not compile with an optimizer that
+// needs them whole. Cost: that of the placement, and O(segments log segments).
 template <Placement P, class Optimizers>
 [[nodiscard]] plan make_plan(const model_spec& spec, int ranks, const P& placement,
-                             const Optimizers& optimizers) {
+                             const Optimizers& optimizers, const storage_bytes& bytes = {}) {
   if (ranks < 1) throw spec_error(fmt::format("a plan needs at least one rank, not {}", ranks));
   detail::require_units(spec);
 
@@ -214,6 +215,7 @@ template <Placement P, class Optimizers>
   result.ranks = ranks;
   result.placement = P::name;
   result.replicated = P::replicated;
+  result.bytes = bytes;
 
   const auto members = optimizer_members(optimizers);
   std::vector<bool> whole_matrix;

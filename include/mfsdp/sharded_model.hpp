@@ -2,8 +2,10 @@
 // included, and the calls with which a trainer uses it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -18,40 +20,49 @@
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
+#include "mfsdp/precision.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/contract.hpp"
 #include "mfsdp/runtime/gradients.hpp"
+#include "mfsdp/runtime/master.hpp"
 #include "mfsdp/runtime/norm.hpp"
 #include "mfsdp/runtime/parameters.hpp"
 #include "mfsdp/runtime/states.hpp"
+#include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
 struct step_result {
   std::int64_t step = 0;  // steps taken so far
-  bool skipped = false;   // the last clip found a norm that is not finite: nothing was updated
+  // Tensors with a gradient that their optimizer could not use, NaN or infinite or too large to be
+  // squared: they, their momentum and other states are as before, not even decayed. After clip the
+  // same on all ranks, otherwise those of which this rank holds a part.
+  std::vector<std::string_view> skipped{};
 };
 
 // One rank's part of a sharded training run.
 //
 //   Axes        a mesh; the constructor takes a bare collective for its shard axis, too
 //   Where       a Placement      Rules  an Optimizer or a set such as mixed
-//   Memory      a Backend
+//   Memory      a Backend         Precision  a precision: the types of what is stored and moved
 //
 // All ranks construct it from equal arguments and make the same calls in the same order; letting go
 // of a unit is such a call, since it frees the buffer for a gather. Everything is allocated here.
 // Errors: spec_error if the arguments do not fit together; plan_error naming the ranks that have
 // another plan; later usage_error for calls in a wrong state and collective_error when another rank
 // does not come.
-template <class Axes, class Where, class Rules, class Memory>
+template <class Axes, class Where, class Rules, class Memory, class Precision = precision<>>
 class sharded_model {
   // Complete if the parts fit; the compiler's first error says why they do not.
-  static_assert(sizeof(contract::check_model<Axes, Where, Rules, Memory>) > 0);
+  static_assert(sizeof(contract::check_model<Axes, Where, Rules, Memory, Precision>) > 0);
 
   using collective = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
-  using context = runtime_context<collective, Memory>;
+  using context = runtime_context<collective, Memory, Precision>;
   using parameters = unit_parameters<context>;
   using gradients_type = unit_gradients<context, Where::replicated>;
+  using compute = typename Precision::compute;
+  using gradient = typename Precision::gradient;
+  using reduce = typename Precision::reduce;
 
  public:
   // A unit's parameters while they may be read; releases the unit when it goes out of scope.
@@ -71,18 +82,18 @@ class sharded_model {
     }
 
     // Addresses of all tensors, in order of registration: equal in forward and backward.
-    [[nodiscard]] std::span<const float* const> pointers() const {
+    [[nodiscard]] std::span<const compute* const> pointers() const {
       return live().parameters_.pointers(unit_);
     }
     // By position or by name. Errors: usage_error if there is none, or after release.
-    [[nodiscard]] matrix_view<const float> operator[](std::size_t i) const {
+    [[nodiscard]] matrix_view<const compute> operator[](std::size_t i) const {
       const sharded_model& model = live();
       const unit_spec& unit = model.plan().spec.units()[unit_];
       detail::require_in_unit(unit, i);
       return {model.parameters_.pointers(unit_)[i],
               model.plan().spec.tensors()[unit.tensors[i].tensor].shape()};
     }
-    [[nodiscard]] matrix_view<const float> operator[](std::string_view name) const {
+    [[nodiscard]] matrix_view<const compute> operator[](std::string_view name) const {
       return (*this)[detail::find_in_unit(live().plan().spec.units()[unit_], name)];
     }
 
@@ -112,33 +123,33 @@ class sharded_model {
    public:
     // By position or by name; empty for a frozen or empty tensor. Errors: usage_error as above, or
     // after reduce.
-    [[nodiscard]] gradient_view operator[](std::size_t i) const {
+    [[nodiscard]] gradient_view<gradient> operator[](std::size_t i) const {
       detail::require_in_unit(model_->plan().spec.units()[unit_], i);
       return model_->gradients_.view(unit_, i);
     }
-    [[nodiscard]] gradient_view operator[](std::string_view name) const {
+    [[nodiscard]] gradient_view<gradient> operator[](std::string_view name) const {
       return (*this)[detail::find_in_unit(model_->plan().spec.units()[unit_], name)];
     }
 
     // Addresses of all tensors, in order of registration, until reduce; null for a frozen one.
     // Unlike the parameters' they change from step to step.
-    [[nodiscard]] std::span<float* const> pointers() const {
-      std::vector<float*>& addresses = model_->gradient_pointers_[unit_];
+    [[nodiscard]] std::span<gradient* const> pointers() const {
+      std::vector<gradient*>& addresses = model_->gradient_pointers_[unit_];
       for (std::size_t i = 0; i < addresses.size(); ++i) addresses[i] = (*this)[i].data();
       return addresses;
     }
 
     // Copies or adds a gradient that the trainer keeps in a buffer of its own. Errors: usage_error
     // if it is frozen or has another size.
-    void put(std::string_view name, std::span<const float> values) const {
-      const gradient_view target = (*this)[name];
+    void put(std::string_view name, std::span<const gradient> values) const {
+      const gradient_view<gradient> target = (*this)[name];
       if (static_cast<std::size_t>(target.size()) != values.size()) {
         throw usage_error(fmt::format("gradient of '{}.{}' has {} elements, not {}",
                                       model_->plan().spec.units()[unit_].name, name, target.size(),
                                       values.size()));
       }
       for (std::size_t i = 0; i < values.size(); ++i) {
-        float& element = target.flat()[i];
+        gradient& element = target.flat()[i];
         element = target.accumulate ? element + values[i] : values[i];
       }
     }
@@ -148,8 +159,8 @@ class sharded_model {
     void zero() const {
       const unit_spec& unit = model_->plan().spec.units()[unit_];
       for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
-        const gradient_view view = (*this)[i];
-        if (!view.accumulate) model_->context_.backend.fill(view.flat(), 0.0f);
+        const gradient_view<gradient> view = (*this)[i];
+        if (!view.accumulate) model_->context_.backend.fill(view.flat(), gradient(0.0f));
       }
     }
 
@@ -169,14 +180,15 @@ class sharded_model {
 
   sharded_model(const model_spec& spec, Axes axes, Where placement, Rules optimizers,
                 model_options options = {}, Memory backend = {})
-      : context_(make_plan(spec, axes.shard.size(), placement, optimizers), axes.shard,
-                 std::move(backend), std::move(options)),
+      : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes),
+                 axes.shard, std::move(backend), std::move(options)),
         parameters_(checked_context(axes, options_of(optimizers))),
+        masters_(context_, parameters_),
         gradients_(context_),
         norm_(context_),
         states_(
-            context_, optimizers, [this](std::size_t i) { return parameter_segment(i); },
-            [this](std::size_t i) { return gradient_segment(i); }) {
+            context_, optimizers, [this](std::size_t i) { return masters_.segment(i); },
+            [this](std::size_t i) { return gradients_.segment(i); }) {
     for (const unit_spec& unit : plan().spec.units()) {
       gradient_pointers_.emplace_back(unit.tensors.size());
     }
@@ -186,6 +198,20 @@ class sharded_model {
   }
 
   sharded_model(const model_spec& spec, collective shard, Where placement, Rules optimizers,
+                model_options options = {}, Memory backend = {})
+      : sharded_model(spec, Axes{std::move(shard)}, std::move(placement), std::move(optimizers),
+                      std::move(options), std::move(backend)) {}
+
+  // The same with the precision by value, so that the compiler finds the type of the model:
+  // `sharded_model model{spec, comm, placement, optimizers, precision<bfloat16>{}}`.
+  template <std::same_as<Precision> P>
+  sharded_model(const model_spec& spec, Axes axes, Where placement, Rules optimizers, P,
+                model_options options = {}, Memory backend = {})
+      : sharded_model(spec, std::move(axes), std::move(placement), std::move(optimizers),
+                      std::move(options), std::move(backend)) {}
+
+  template <std::same_as<Precision> P>
+  sharded_model(const model_spec& spec, collective shard, Where placement, Rules optimizers, P,
                 model_options options = {}, Memory backend = {})
       : sharded_model(spec, Axes{std::move(shard)}, std::move(placement), std::move(optimizers),
                       std::move(options), std::move(backend)) {}
@@ -219,16 +245,14 @@ class sharded_model {
   }
 
   // Sets the parameters: fill(tensor, values, first) is called for each part of a tensor that this
-  // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts.
+  // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts. Values
+  // are floats; a trainer reads them rounded to nearest.
   template <class Fill>
   void initialize(Fill&& fill) {
     require_released("initialize");
     parameters_.quiesce();
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-      const local_segment& segment = plan().local_segments[i];
-      if (segment.rank != rank()) continue;
-      const placement_item& item = plan().items[segment.item];
-      fill(plan().spec.tensors()[item.tensor], parameter_segment(i), item.offset + segment.offset);
+      if (plan().local_segments[i].rank == rank()) initialize_segment(i, fill);
     }
     parameters_.invalidate();
     initialized_ = true;
@@ -262,9 +286,9 @@ class sharded_model {
   }
 
   // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm
-  // before. If it is not finite nothing is scaled and the next step is skipped, on all ranks alike;
-  // clip(infinity) only looks for that. Errors: usage_error unless max_norm > 0, or as step.
-  // Cost: one small gather, none where every rank holds everything.
+  // before. Gradients that are not finite do not count, and the next step leaves their tensors out,
+  // on all ranks alike (refused()); clip(infinity) only looks for them. Errors: usage_error unless
+  // max_norm > 0, or as step. Cost: one small gather, none where every rank holds everything.
   double clip(double max_norm) {
     if (!(max_norm > 0)) {
       throw usage_error(fmt::format(
@@ -273,17 +297,31 @@ class sharded_model {
     require_values();
     gradients_.finish();
     clipped_ = true;
-    const double norm = norm_.compute([this](std::size_t i) { return gradient_segment(i); });
-    skip_step_ = !std::isfinite(norm);
-    const double factor = max_norm / (norm + 1e-6);
-    if (!skip_step_ && factor < 1) {
+    const auto sums = norm_.compute([this](std::size_t i) { return gradients_.segment(i); });
+    double total = 0;
+    for (const auto& [item, sum] : sums) total += std::isfinite(sum) ? sum : 0;
+    const double norm = std::sqrt(total);
+    const double factor = std::min(1.0, max_norm / (norm + 1e-6));
+    refused_.assign(plan().items.size(), false);
+    for (const auto& [item, sum] : sums) {
+      refused_[item] = !states_.accepts(item, sum * factor * factor);
+    }
+    if (factor < 1) {
       for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-        if (is_trainable_here(i)) {
-          context_.backend.transform(scale{static_cast<float>(factor)}, gradient_segment(i));
-        }
+        if (is_trainable_here(i)) scale_gradient(i, static_cast<float>(factor));
       }
     }
     return norm;
+  }
+
+  // Tensors that the next step will leave out, after clip; the same on all ranks, so that a trainer
+  // may give up the whole step with discard_gradients().
+  [[nodiscard]] std::vector<std::string_view> refused() const {
+    std::vector<std::string_view> names;
+    for (std::size_t item = 0; clipped_ && item < refused_.size(); ++item) {
+      if (refused_[item]) add_name(names, item);
+    }
+    return names;
   }
 
   // Updates what this rank holds; moves nothing. `learning_rate_scale` multiplies the rates of all
@@ -298,17 +336,39 @@ class sharded_model {
     require_values();
     gradients_.finish();
     parameters_.quiesce();
-    const bool skipped = std::exchange(skip_step_, false);
-    if (!skipped) {
-      torn_ = true;
-      states_.step(++step_, learning_rate_scale);
-      parameters_.invalidate();
-      torn_ = false;
+    torn_ = true;
+    states_.step(learning_rate_scale, clipped_ ? &refused_ : nullptr);
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      if (is_trainable_here(i)) masters_.publish(i);
+    }
+    parameters_.invalidate();
+    torn_ = false;
+    step_result result{++step_, refused()};
+    if (!clipped_) {
+      states_.for_each_update([&](std::size_t item, bool skipped, const update_size&) {
+        if (skipped) add_name(result.skipped, item);
+      });
+    }
+    for (const std::string_view tensor : result.skipped) {
+      context_.observe(model_event::skip, tensor);
     }
     discard_gradients();
     context_.observe(model_event::step, "step");
     context_.book(phase::step);
-    return {step_, skipped};
+    return result;
+  }
+
+  // How far the last step moved what this rank holds: a learning rate whose updates have another
+  // root mean square than those of a known run means something else there. Errors: usage_error
+  // unless model_options.measure_updates.
+  [[nodiscard]] std::vector<update_size> updates() {
+    if (!context_.options.measure_updates) {
+      throw usage_error("updates are measured only if model_options.measure_updates is true");
+    }
+    std::vector<update_size> sizes;
+    states_.for_each_update(
+        [&](std::size_t, bool, const update_size& size) { sizes.push_back(size); });
+    return sizes;
   }
 
   // Gives up all gradients since the last step, whatever their state: after a loss that is not
@@ -316,7 +376,6 @@ class sharded_model {
   void discard_gradients() {
     gradients_.clear();
     clipped_ = false;
-    skip_step_ = false;
   }
 
   // The sum of one number of each rank, in rank order: the same bits on all of them. For losses and
@@ -341,6 +400,45 @@ class sharded_model {
     }
   };
 
+  template <class Fill>
+  void initialize_segment(std::size_t i, Fill& fill) {
+    const local_segment& segment = plan().local_segments[i];
+    const placement_item& item = plan().items[segment.item];
+    const tensor_spec& tensor = plan().spec.tensors()[item.tensor];
+    const index_t first = item.offset + segment.offset;
+    const auto write = [&]<class T>(std::span<T> values) {
+      if constexpr (std::same_as<T, float>) {
+        fill(tensor, values, first);
+      } else {
+        detail::for_each_part(segment.count, detail::widened_part, [&](index_t at, index_t count) {
+          const std::span<float> part = slice(states_.scratch(), 0, count);
+          fill(tensor, part, first + at);
+          context_.backend.convert(std::span<const float>(part), slice(values, at, count));
+        });
+      }
+    };
+    if (is_trainable_here(i)) {
+      write(masters_.segment(i));
+      masters_.publish(i);
+    } else {
+      write(parameters_.segment(i));
+    }
+  }
+
+  // Rounds to nearest where gradients are not kept as float.
+  void scale_gradient(std::size_t i, float factor) {
+    const std::span<reduce> gradients = gradients_.segment(i);
+    detail::for_each_part(std::ssize(gradients), detail::widened_part, [&](index_t at, index_t n) {
+      const std::span<reduce> stored = slice(gradients, at, n);
+      detail::scratch_space scratch(states_.scratch());
+      const std::span<float> values = detail::widened(context_.backend, stored, scratch);
+      context_.backend.transform(scale{factor}, values);
+      if constexpr (!std::same_as<reduce, float>) {
+        context_.backend.convert(std::span<const float>(values), stored);
+      }
+    });
+  }
+
   // Before anything else is exchanged: do all ranks have the same plan?
   context& checked_context(const Axes& axes, const std::string& rules) {
     if (axes.replicate.size() != 1 || axes.site.size() != 1) {
@@ -350,13 +448,17 @@ class sharded_model {
     if (options.prefetch < 0) {
       throw spec_error(fmt::format("model_options.prefetch is {}", options.prefetch));
     }
+    if (options.update_threads < 1) {
+      throw spec_error(fmt::format("model_options.update_threads is {}", options.update_threads));
+    }
     if (options.timeout <= std::chrono::milliseconds::zero()) {
       throw spec_error(fmt::format("model_options.timeout is {} ms", options.timeout.count()));
     }
     // The schedule follows from these as much as from the plan, and copies stay equal only if their
     // optimizers have equal options.
-    const std::string common = fmt::format("{}prefetch {} reshard {}\n{}", to_text(plan()),
-                                           options.prefetch, options.reshard_after_forward, rules);
+    const std::string common = fmt::format(
+        "{}prefetch {} reshard {} rounding seed {} {}\n{}", to_text(plan()), options.prefetch,
+        options.reshard_after_forward, options.rounding_seed, Precision::to_text(), rules);
     const std::vector<std::uint64_t> own{common.size(), detail::fnv1a(common)};
     const auto all = gather_from_all<std::uint64_t>(own, "plan check", phase::setup);
     std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
@@ -369,10 +471,10 @@ class sharded_model {
       for (const auto& [plan_hash, ranks] : ranks_by_plan) {
         groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
       }
-      throw plan_error(
-          fmt::format("the ranks have different plans ({}); rank {} has {} units and {} tensors; "
-                      "all ranks must pass the same model, placement, optimizers and options",
-                      groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
+      throw plan_error(fmt::format(
+          "the ranks have different plans ({}); rank {} has {} units and {} tensors; "
+          "all ranks must pass the same model, placement, optimizers, precision and options",
+          groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
     return context_;
   }
@@ -401,6 +503,12 @@ class sharded_model {
     };
     std::apply([&](const auto&... member) { (add(member), ...); }, optimizer_members(optimizers));
     return text;
+  }
+
+  // Row groups of one tensor follow one another, and are named once.
+  void add_name(std::vector<std::string_view>& names, std::size_t item) const {
+    const std::string_view name = plan().items[item].name;
+    if (names.empty() || names.back() != name) names.push_back(name);
   }
 
   void progress() {
@@ -435,31 +543,20 @@ class sharded_model {
            plan().tensors[plan().items[segment.item].tensor].optimizer >= 0;
   }
 
-  [[nodiscard]] std::size_t group_of(const local_segment& segment) const {
-    return plan().tensors[plan().items[segment.item].tensor].group;
-  }
-  [[nodiscard]] std::span<float> parameter_segment(std::size_t i) {
-    const local_segment& segment = plan().local_segments[i];
-    return slice(parameters_.shard(group_of(segment)), segment.local, segment.count);
-  }
-  [[nodiscard]] std::span<float> gradient_segment(std::size_t i) {
-    const local_segment& segment = plan().local_segments[i];
-    return slice(gradients_.shard(group_of(segment)), segment.gradient, segment.count);
-  }
-
   context context_;
   parameters parameters_;
+  master_parameters<context> masters_;
   gradients_type gradients_;
   global_norm<context> norm_;
   optimizer_states<context, Rules> states_;
-  std::vector<std::vector<float*>> gradient_pointers_;  // by unit
+  std::vector<std::vector<gradient*>> gradient_pointers_;  // by unit
   std::vector<std::size_t> forward_;
   std::vector<std::size_t> backward_;
   std::int64_t step_ = 0;
   bool initialized_ = false;
-  bool clipped_ = false;    // since the last step
-  bool skip_step_ = false;  // the clip found a norm that is not finite
-  bool torn_ = false;       // a step began and did not end
+  bool clipped_ = false;       // since the last step
+  std::vector<bool> refused_;  // items that the clip found to have no usable gradient
+  bool torn_ = false;          // a step began and did not end
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/precision.hpp"
 
 namespace mfsdp_test {
 
@@ -420,6 +421,65 @@ void backend_conformance(B backend) {
   };
   of(float{});
   of(double{});
+}
+
+// Storage in the 16-bit type T: conversions of every number and between numbers, at every size and
+// alignment; random bits that follow from key and index alone.
+template <class T, class B>
+void conversion_conformance_of(B& backend) {
+  static_assert(mfsdp::ConvertingBackend<B, T>);
+  constexpr mfsdp::index_t patterns = 65536;
+  auto narrow = backend.template allocate<T>(patterns);
+  auto wide = backend.template allocate<float>(patterns);
+  auto back = backend.template allocate<T>(patterns);
+  for (mfsdp::index_t i = 0; i < patterns; ++i) {
+    narrow.span()[i] = T::from_bits(static_cast<std::uint16_t>(i));
+  }
+  backend.convert(std::span<const T>(narrow.span()), wide.span());
+  backend.convert(std::span<const float>(wide.span()), back.span());
+  const auto equal = [](T a, T b) {
+    return a.bits() == b.bits() ||
+           (std::isnan(static_cast<float>(a)) && std::isnan(static_cast<float>(b)));
+  };
+  CHECK(std::ranges::equal(narrow.span(), back.span(), equal));
+
+  for (const mfsdp::index_t size : {0, 1, 7, 64, 65, 1000}) {
+    for (const mfsdp::index_t shift : {0, 1}) {
+      CAPTURE(size);
+      CAPTURE(shift);
+      const auto values = mfsdp::slice(wide.span(), shift, size);
+      const auto rounded = mfsdp::slice(back.span(), shift, size);
+      const T mark = T(77.0f);
+      backend.fill(back.span(), mark);
+      for (mfsdp::index_t i = 0; i < size; ++i) values[i] = 3.0f * sample<float>(i);
+      bool nearest = true;
+      backend.convert(std::span<const float>(values), rounded);
+      for (mfsdp::index_t i = 0; i < size; ++i) {
+        nearest = nearest && rounded[i].bits() == T(values[i]).bits();
+      }
+      CHECK(nearest);
+      bool stochastic = true;
+      backend.round_stochastically(std::span<const float>(values), rounded, 42, 100 + shift);
+      for (mfsdp::index_t i = 0; i < size; ++i) {
+        const T expected = T::stochastic(values[i], mfsdp::rounding_bits(42, 100 + shift + i));
+        stochastic = stochastic && rounded[i].bits() == expected.bits();
+      }
+      CHECK(stochastic);
+      CHECK(back.span()[size + shift] == mark);
+      if (shift == 1) CHECK(back.span()[0] == mark);
+
+      const double sum = backend.sum_of_squares(std::span<const T>(rounded));
+      double expected = 0;
+      for (const T x : rounded) expected += static_cast<double>(x) * static_cast<double>(x);
+      CHECK(sum == doctest::Approx(expected).epsilon(1e-13));
+    }
+  }
+}
+
+template <class B>
+void conversion_conformance(B backend) {
+  conversion_conformance_of<mfsdp::bfloat16>(backend);
+  conversion_conformance_of<mfsdp::float16>(backend);
 }
 
 }  // namespace mfsdp_test

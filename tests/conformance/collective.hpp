@@ -38,7 +38,12 @@ T element(int rank, mfsdp::index_t i, int round = 0) {
     return static_cast<T>(static_cast<std::uint64_t>(seed) * 0x9E3779B97F4A7C15u);
   } else {
     const double wave = std::sin(0.7 + 1.3 * static_cast<double>(seed));
-    return static_cast<T>(std::ldexp(wave, static_cast<int>(seed * 31 % 23)));
+    const double value = std::ldexp(wave, static_cast<int>(seed * 31 % 23));
+    if constexpr (std::floating_point<T>) {
+      return static_cast<T>(value);
+    } else {
+      return T(static_cast<float>(value / 1024));  // sums stay in the range of 16 bits
+    }
   }
 }
 
@@ -121,13 +126,13 @@ void on_every_rank(World& world, const Body& body) {
 
 // One operation with its buffers and what they must hold afterwards. Whole buffers are compared, so
 // that a byte written outside the pieces shows.
-template <class T>
+template <class From, class To = From>
 struct exchange {
   const piece_map* map;
-  std::vector<T> input;
-  std::vector<T> output;
-  std::vector<T> untouched;
-  std::vector<T> expected;
+  std::vector<From> input;
+  std::vector<To> output;
+  std::vector<From> untouched;
+  std::vector<To> expected;
 
   [[nodiscard]] std::string verdict(std::string_view operation) const {
     std::string what;
@@ -154,24 +159,25 @@ exchange<T> all_gather_of(const C& collective, const piece_map& map, int round =
   return e;
 }
 
-template <class T, class C>
-exchange<T> reduction_of(const C& collective, const piece_map& map, mfsdp::reduce_into into,
-                         bool everywhere, int round = 0) {
-  exchange<T> e{&map,
-                elements<T>(map.full, collective.rank(), round),
-                elements<T>(everywhere ? map.full : map.local, collective.rank(), round + 1),
-                {},
-                {}};
+template <class From, class To = From, class C>
+exchange<From, To> reduction_of(const C& collective, const piece_map& map, mfsdp::reduce_into into,
+                                bool everywhere, int round = 0) {
+  exchange<From, To> e{
+      &map,
+      elements<From>(map.full, collective.rank(), round),
+      elements<To>(everywhere ? map.full : map.local, collective.rank(), round + 1),
+      {},
+      {}};
   e.untouched = e.input;
   e.expected = e.output;
   for (const mfsdp::piece& p : map.pieces) {
     if (!everywhere && p.rank != collective.rank()) continue;
     for (mfsdp::index_t i = 0; i < p.count; ++i) {
-      T sum = element<T>(0, p.full + i, round);
+      To sum = static_cast<To>(element<From>(0, p.full + i, round));
       for (int rank = 1; rank < collective.size(); ++rank) {
-        sum += element<T>(rank, p.full + i, round);
+        sum = sum + static_cast<To>(element<From>(rank, p.full + i, round));
       }
-      T& out = e.expected[p.local + i];
+      To& out = e.expected[p.local + i];
       out = into == mfsdp::reduce_into::add ? out + sum : sum;
     }
   }
@@ -189,16 +195,16 @@ auto start_all_gather(C& collective, exchange<T>& e, std::string_view label) {
   return collective.start_all_gather(std::span<const T>(e.input), std::span<T>(e.output),
                                      std::span<const mfsdp::piece>(e.map->pieces), label);
 }
-template <class C, class T>
-auto start_reduce_scatter(C& collective, exchange<T>& e, mfsdp::reduce_into into,
+template <class C, class From, class To>
+auto start_reduce_scatter(C& collective, exchange<From, To>& e, mfsdp::reduce_into into,
                           std::string_view label) {
-  return collective.start_reduce_scatter(std::span<const T>(e.input), std::span<T>(e.output),
+  return collective.start_reduce_scatter(std::span<const From>(e.input), std::span<To>(e.output),
                                          std::span<const mfsdp::piece>(e.map->pieces), into, label);
 }
-template <class C, class T>
-auto start_all_reduce(C& collective, exchange<T>& e, mfsdp::reduce_into into,
+template <class C, class From, class To>
+auto start_all_reduce(C& collective, exchange<From, To>& e, mfsdp::reduce_into into,
                       std::string_view label) {
-  return collective.start_all_reduce(std::span<const T>(e.input), std::span<T>(e.output),
+  return collective.start_all_reduce(std::span<const From>(e.input), std::span<To>(e.output),
                                      std::span<const mfsdp::piece>(e.map->pieces), into, label);
 }
 
@@ -224,29 +230,29 @@ void all_gather_conformance(World& world) {
   });
 }
 
-template <class T, class World>
+template <class From, class To = From, class World>
 void reduce_scatter_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
-    static_assert(mfsdp::ReduceScatter<std::remove_cvref_t<decltype(collective)>, T>);
+    static_assert(mfsdp::ReduceScatter<std::remove_cvref_t<decltype(collective)>, From, To>);
     for (const piece_map& map : maps) {
       for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
-        auto e = reduction_of<T>(collective, map, into, false);
+        auto e = reduction_of<From, To>(collective, map, into, false);
         finish(start_reduce_scatter(collective, e, into, "reduce"), e, "reduce-scatter", complain);
       }
     }
   });
 }
 
-template <class T, class World>
+template <class From, class To = From, class World>
 void all_reduce_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
-    static_assert(mfsdp::AllReduce<std::remove_cvref_t<decltype(collective)>, T>);
+    static_assert(mfsdp::AllReduce<std::remove_cvref_t<decltype(collective)>, From, To>);
     for (const piece_map& original : maps) {
       const piece_map map = for_all_reduce(original);
       for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
-        auto e = reduction_of<T>(collective, map, into, true);
+        auto e = reduction_of<From, To>(collective, map, into, true);
         finish(start_all_reduce(collective, e, into, "sum"), e, "all-reduce", complain);
       }
     }
@@ -363,6 +369,15 @@ void request_conformance(World& world) {
   });
 }
 
+// Models stored in a 16-bit type T: contributions of T, summed in T or in float.
+template <class T, class World>
+void narrow_conformance(World& world) {
+  all_gather_conformance<T>(world);
+  reduce_scatter_conformance<T>(world);
+  reduce_scatter_conformance<T, float>(world);
+  all_reduce_conformance<T, float>(world);
+}
+
 template <class World>
 void collective_conformance(World& world) {
   all_gather_conformance<float>(world);
@@ -372,6 +387,8 @@ void collective_conformance(World& world) {
   reduce_scatter_conformance<double>(world);
   all_reduce_conformance<float>(world);
   all_reduce_conformance<double>(world);
+  narrow_conformance<mfsdp::bfloat16>(world);
+  narrow_conformance<mfsdp::float16>(world);
   outstanding_conformance(world);
   many_conformance(world);
   drain_conformance(world);

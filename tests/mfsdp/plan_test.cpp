@@ -280,6 +280,7 @@ TEST_CASE("text and back") {
         "mfsdp plan 1\n"
         "ranks 2\n"
         "placement sharded owner\n"
+        "bytes 4 4 4 0 4\n"
         "optimizer newton_schulz\n"
         "optimizer two_moments\n"
         "unit u\n"
@@ -288,7 +289,7 @@ TEST_CASE("text and back") {
         "tensor u e elementwise 1 1 3000\n"
         "item 36000 48000 0:0:1024 1:1024:1976\n"
         "end\n");
-  CHECK(mfsdp::plan_hash(p) == 0x9f8eae28911dc4b3u);
+  CHECK(mfsdp::plan_hash(p) == 0x626b2f127bdfbf7cu);
 
   const auto round_trip = [](const plan& original) {
     const std::string text = mfsdp::to_text(original);
@@ -373,22 +374,25 @@ TEST_CASE("malformed text is refused with its line") {
   CHECK(fault("ranks 2", "ranks") == "plan text, line 2: a word is missing");
   CHECK(fault("ranks 2", "ranks 02") == "plan text, line 2: not as to_text writes it");
   CHECK(fault("sharded", "spread") == "plan text, line 3: not as to_text writes it");
-  CHECK(fault("unit u", "unit v") == "plan text, line 7: no unit is named 'u'");
-  CHECK(fault("unit u", "unit u\nunit u") == "plan text, line 7: unit 'u' is declared twice");
-  CHECK(fault("unit u", "unit u\nunit v") == "plan text, line 12: unit 'v' has no tensors");
-  CHECK(fault("matrix 0", "matrix 2") == "plan text, line 7: no optimizer has the number '2'");
-  CHECK(fault("m matrix", "m tensor") == "plan text, line 7: 'tensor' with 2 extents is no tensor");
-  CHECK(fault("m matrix", "m stack") == "plan text, line 7: 'stack' with 2 extents is no tensor");
-  CHECK(fault("0 1 8 4", "0 3 8 4").starts_with("plan text, line 7: tensor 'u.m': 3 row groups"));
-  CHECK(fault("0 1 8 4", "0 2 8 4").starts_with("plan text, line 8: placement 'owner', tensor"));
-  CHECK(fault("item 3200", "items 3200") == "plan text, line 8: 'items' where 'item' is expected");
+  CHECK(fault("bytes 4 4 4 0 4", "bytes 4 4 4 0 3") == "plan text, line 4: no element has 3 bytes");
+  CHECK(fault("bytes 4 4", "bytes 0 4") == "plan text, line 4: no element has 0 bytes");
+  CHECK(fault("bytes 4", "bytes 8") == "plan text, line 4: '8' is not a number from 0 to 4");
+  CHECK(fault("unit u", "unit v") == "plan text, line 8: no unit is named 'u'");
+  CHECK(fault("unit u", "unit u\nunit u") == "plan text, line 8: unit 'u' is declared twice");
+  CHECK(fault("unit u", "unit u\nunit v") == "plan text, line 13: unit 'v' has no tensors");
+  CHECK(fault("matrix 0", "matrix 2") == "plan text, line 8: no optimizer has the number '2'");
+  CHECK(fault("m matrix", "m tensor") == "plan text, line 8: 'tensor' with 2 extents is no tensor");
+  CHECK(fault("m matrix", "m stack") == "plan text, line 8: 'stack' with 2 extents is no tensor");
+  CHECK(fault("0 1 8 4", "0 3 8 4").starts_with("plan text, line 8: tensor 'u.m': 3 row groups"));
+  CHECK(fault("0 1 8 4", "0 2 8 4").starts_with("plan text, line 9: placement 'owner', tensor"));
+  CHECK(fault("item 3200", "items 3200") == "plan text, line 9: 'items' where 'item' is expected");
   CHECK(fault("0:0:32", "0:0:31") ==
-        "plan text, line 8: placement 'owner', tensor 'u.m': elements 31 to 31 belong to no rank");
+        "plan text, line 9: placement 'owner', tensor 'u.m': elements 31 to 31 belong to no rank");
   CHECK(
-      fault("0:0:32", "2:0:32").starts_with("plan text, line 8: '2' is not a number from 0 to 1"));
-  CHECK(fault("0:0:32", "0:32").starts_with("plan text, line 8: '' is not a number"));
-  CHECK(fault("end\n", "") == "plan text, line 11: the text ends before its 'end' line");
-  CHECK(fault("end\n", "fin\n") == "plan text, line 11: 'fin' starts no line of a plan");
-  CHECK(fault("end\n", "end\nmore\n") == "plan text, line 12: not as to_text writes it");
+      fault("0:0:32", "2:0:32").starts_with("plan text, line 9: '2' is not a number from 0 to 1"));
+  CHECK(fault("0:0:32", "0:32").starts_with("plan text, line 9: '' is not a number"));
+  CHECK(fault("end\n", "") == "plan text, line 12: the text ends before its 'end' line");
+  CHECK(fault("end\n", "fin\n") == "plan text, line 12: 'fin' starts no line of a plan");
+  CHECK(fault("end\n", "end\nmore\n") == "plan text, line 13: not as to_text writes it");
   CHECK_THROWS_AS((void)mfsdp::parse_plan(""), plan_error);
 }

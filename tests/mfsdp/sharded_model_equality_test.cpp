@@ -159,7 +159,7 @@ TEST_CASE("every slice of a stack is orthogonalised by itself, a convolution as 
 
   // One matrix after the other, in memory of its own.
   const auto updated = [&](std::size_t offset, matrix_shape shape) {
-    eigen_backend backend;
+    cpu_backend backend;
     auto w = backend.allocate<float>(shape.elements());
     auto g = backend.allocate<float>(shape.elements());
     auto momentum = backend.allocate<float>(shape.elements());

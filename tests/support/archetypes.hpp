@@ -83,13 +83,13 @@ struct with_all_gather {
                            std::string_view);
 };
 struct with_reduce_scatter {
-  template <class T>
-  request start_reduce_scatter(std::span<const T>, std::span<T>, std::span<const piece>,
+  template <class From, class To>
+  request start_reduce_scatter(std::span<const From>, std::span<To>, std::span<const piece>,
                                mfsdp::reduce_into, std::string_view);
 };
 struct with_all_reduce {
-  template <class T>
-  request start_all_reduce(std::span<const T>, std::span<T>, std::span<const piece>,
+  template <class From, class To>
+  request start_all_reduce(std::span<const From>, std::span<To>, std::span<const piece>,
                            mfsdp::reduce_into, std::string_view);
 };
 

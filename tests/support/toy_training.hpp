@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "mfsdp/mfsdp.hpp"
@@ -73,9 +74,10 @@ inline float derivative(float weight, std::size_t i, std::size_t position, int r
                           0.7f * static_cast<float>(rank + 2 * step + 5 * micro));
 }
 
-inline double loss_of(std::span<const float> weights) {
+template <class T>
+double loss_of(std::span<const T> weights) {
   double sum = 0;
-  for (const float w : weights) sum += static_cast<double>(w) * w;
+  for (const T w : weights) sum += static_cast<double>(w) * static_cast<double>(w);
   return sum;
 }
 
@@ -99,8 +101,10 @@ void train(Model& model, const settings& how, std::vector<double>& losses,
         for (std::size_t i = 0; i < units[unit].tensors.size(); ++i) {
           const auto gradient = gradients[i];
           for (std::size_t k = 0; k < gradient.flat().size(); ++k) {
-            const float d = derivative(weights[i].flat()[k], k, i, model.rank(), step, micro);
-            gradient.flat()[k] = gradient.accumulate ? gradient.flat()[k] + d : d;
+            auto& element = gradient.flat()[k];
+            const std::remove_reference_t<decltype(element)> d(derivative(
+                static_cast<float>(weights[i].flat()[k]), k, i, model.rank(), step, micro));
+            element = gradient.accumulate ? element + d : d;
           }
         }
         gradients.reduce();
@@ -120,22 +124,22 @@ std::map<std::string, std::vector<float>> read_parameters(Model& model) {
   for (const std::size_t unit : model.forward_order()) {
     const auto weights = model.acquire(unit, mfsdp::pass::evaluate);
     for (std::size_t i = 0; i < spec.units()[unit].tensors.size(); ++i) {
-      const auto values = weights[i].flat();
-      all[spec.tensors()[spec.units()[unit].tensors[i].tensor].name] = {values.begin(),
-                                                                        values.end()};
+      std::vector<float>& values = all[spec.tensors()[spec.units()[unit].tensors[i].tensor].name];
+      values.clear();
+      for (const auto w : weights[i].flat()) values.push_back(static_cast<float>(w));
     }
   }
   return all;
 }
 
 // Trains on a thread_world; `inspect(model)` runs on every rank at the end.
-template <class Placement, class Optimizers, class Inspect>
+template <class Placement, class Optimizers, class Inspect, class Precision = mfsdp::precision<>>
 outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimizers rules,
-                    const settings& how, Inspect&& inspect) {
+                    const settings& how, Inspect&& inspect, Precision types = {}) {
   outcome result;
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(how.ranks));
   mfsdp::thread_world{how.ranks}.run([&](auto comm) {
-    mfsdp::sharded_model model{spec, comm, placement, rules, how.options};
+    mfsdp::sharded_model model{spec, comm, placement, rules, types, how.options};
     model.initialize(initialize);
     std::vector<double> norms;
     train(model, how, losses[static_cast<std::size_t>(comm.rank())], norms);
@@ -158,19 +162,43 @@ outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimize
   return run_sharded(spec, placement, rules, how, [](auto&) {});
 }
 
-// The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates.
-template <class Optimizers>
+// What storage in T makes of a number.
+template <class T>
+float stored(float value) {
+  return static_cast<float>(static_cast<T>(value));
+}
+
+// An updated value on its way to storage in T.
+template <class T>
+float written(float value, const mfsdp::rounding_stream& stream, std::size_t i) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    const auto random = mfsdp::rounding_bits(stream.key(), static_cast<index_t>(i));
+    return static_cast<float>(T::stochastic(value, random));
+  }
+}
+
+// The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates. Floats
+// throughout, each with a value that the precision can store.
+template <class Precision = mfsdp::precision<>, class Optimizers>
 outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const settings& how) {
   struct part {  // one matrix of a tensor, or a whole other tensor
     std::size_t tensor;
+    std::size_t item;
     std::size_t offset;
     mfsdp::matrix_shape shape;
     std::vector<std::vector<float>> states;
   };
+  using compute = typename Precision::compute;
+  using gradient = typename Precision::gradient;
+  using reduce = typename Precision::reduce;
+  using master = typename Precision::master;
   mfsdp::cpu_backend backend;
   const auto& tensors = spec.tensors();
   std::vector<std::vector<float>> weights;
   std::vector<part> parts;
+  std::size_t items = 0;
   const auto with_rule = [&](std::size_t t, auto f) {
     mfsdp::detail::with_member(mfsdp::optimizer_members(rules),
                                mfsdp::optimizer_route(rules, tensors[t]), f);
@@ -178,14 +206,20 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     weights.emplace_back(static_cast<std::size_t>(tensors[t].elements()));
     initialize(tensors[t], weights.back(), 0);
-    if (tensors[t].options.frozen) continue;
+    for (float& w : weights.back()) w = stored<master>(w);
     const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
     const index_t matrices = tensors[t].matrices();
+    const std::size_t first_item = std::exchange(items, items + static_cast<std::size_t>(matrices));
+    if (tensors[t].options.frozen) continue;
     for (index_t i = 0; i < matrices; ++i) {
       const mfsdp::matrix_shape shape =
           matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
                  : mfsdp::matrix_shape{1, tensors[t].elements()};
-      part p{t, static_cast<std::size_t>(i * shape.elements()), shape, {}};
+      part p{t,
+             first_item + static_cast<std::size_t>(i),
+             static_cast<std::size_t>(i * shape.elements()),
+             shape,
+             {}};
       with_rule(t, [&](const auto& rule) {
         for (const mfsdp::state_spec& state : rule.states(shape))
           p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
@@ -193,6 +227,13 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
       parts.push_back(std::move(p));
     }
   }
+
+  // What a trainer sees of a tensor.
+  const auto read = [&](std::size_t tensor) {
+    std::vector<float> values = weights[tensor];
+    for (float& value : values) value = stored<compute>(value);
+    return values;
+  };
 
   // The sum of squares of a part: double, by blocks of 1024, in order.
   const auto sum_of_squares = [](std::span<const float> x) {
@@ -219,19 +260,20 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
         std::vector<std::vector<float>> own(tensors.size());
         for (const auto& unit : spec.units()) {
           for (const auto& reference : unit.tensors) {
-            losses[static_cast<std::size_t>(rank)] += loss_of(weights[reference.tensor]);
+            losses[static_cast<std::size_t>(rank)] +=
+                loss_of(std::span<const float>(read(reference.tensor)));
           }
         }
         for (std::size_t u = spec.units().size(); u-- > 0;) {
           const auto& references = spec.units()[u].tensors;
           for (std::size_t i = 0; i < references.size(); ++i) {
-            const auto& w = weights[references[i].tensor];
+            const auto w = read(references[i].tensor);
             auto& g = own[references[i].tensor];
             const bool first = g.empty();
             g.resize(w.size());
             for (std::size_t k = 0; k < w.size(); ++k) {
-              const float d = derivative(w[k], k, i, rank, step, micro);
-              g[k] = first ? d : g[k] + d;
+              const float d = stored<gradient>(derivative(w[k], k, i, rank, step, micro));
+              g[k] = first ? d : stored<gradient>(g[k] + d);
             }
           }
         }
@@ -240,7 +282,9 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
           continue;
         }
         for (std::size_t t = 0; t < sum.size(); ++t) {
-          for (std::size_t k = 0; k < sum[t].size(); ++k) sum[t][k] += own[t][k];
+          for (std::size_t k = 0; k < sum[t].size(); ++k) {
+            sum[t][k] = stored<reduce>(sum[t][k] + own[t][k]);
+          }
         }
       }
       if (total.empty()) {
@@ -248,7 +292,9 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
         continue;
       }
       for (std::size_t t = 0; t < total.size(); ++t) {
-        for (std::size_t k = 0; k < total[t].size(); ++k) total[t][k] += sum[t][k];
+        for (std::size_t k = 0; k < total[t].size(); ++k) {
+          total[t][k] = stored<reduce>(total[t][k] + sum[t][k]);
+        }
       }
     }
     result.losses.insert(result.losses.end(), losses.begin(), losses.end());
@@ -264,7 +310,9 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
       const double factor = how.max_norm / (norm + 1e-6);
       if (factor < 1) {
         for (const part& p : parts) {
-          for (float& g : values_of(total[p.tensor], p)) g *= static_cast<float>(factor);
+          for (float& g : values_of(total[p.tensor], p)) {
+            g = stored<reduce>(g * static_cast<float>(factor));
+          }
         }
       }
     }
@@ -281,10 +329,21 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
             mfsdp::matrix_view<const float>(values_of(total[p.tensor], p).data(), p.shape),
             mfsdp::update_context<float>{step + 1, 1.0f / static_cast<float>(step + 1),
                                          std::span(workspace).subspan((16 - misaligned) % 16)});
+        const auto write = [&]<class T>(std::span<float> values, std::size_t value, T) {
+          const mfsdp::rounding_stream stream{how.options.rounding_seed, p.item, value, step + 1};
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = written<T>(values[i], stream, i);
+          }
+        };
+        write(values_of(weights[p.tensor], p), 0, master{});
+        for (std::size_t k = 0; k < states.size(); ++k) {
+          if (rule.states(p.shape)[k].exact) continue;
+          write(p.states[k], k + 1, typename Precision::state{});
+        }
       });
     }
   }
-  for (std::size_t t = 0; t < tensors.size(); ++t) result.parameters[tensors[t].name] = weights[t];
+  for (std::size_t t = 0; t < tensors.size(); ++t) result.parameters[tensors[t].name] = read(t);
   return result;
 }
 

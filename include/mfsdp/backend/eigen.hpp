@@ -9,6 +9,7 @@
 #include <array>
 #include <cassert>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
@@ -17,6 +18,7 @@
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/precision.hpp"
 
 #if defined(EIGEN_HAS_OPENMP) && !defined(EIGEN_DONT_PARALLELIZE)
 #error "mfsdp: ranks are threads already; compile with -DEIGEN_DONT_PARALLELIZE or without OpenMP"
@@ -128,6 +130,23 @@ class eigen_backend {
     }
   }
 
+  // Between float and a 16-bit type, to nearest.
+  template <class From, class To>
+  MFSDP_NOINLINE void convert(std::span<From> from, std::span<To> to) const {
+    assert(from.size() == to.size());
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<To>(from[i]);
+  }
+
+  template <class T>
+  MFSDP_NOINLINE void round_stochastically(std::type_identity_t<std::span<const float>> from,
+                                           std::span<T> to, std::uint64_t key,
+                                           index_t first) const {
+    assert(from.size() == to.size());
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      to[i] = T::stochastic(from[i], rounding_bits(key, first + static_cast<index_t>(i)));
+    }
+  }
+
   // Householder tridiagonalisation and implicit QR: about 9 n^3 operations at the speed of memory,
   // and temporary memory for n^2 elements.
   template <class T>
@@ -183,7 +202,7 @@ class eigen_backend {
   }
 
   // The sum of squares in double: blocks of block_elements, each summed in eight fixed lanes, added
-  // in order. Neither alignment nor the compiler's vectorisation changes a bit for float.
+  // in order. Neither alignment nor the compiler's vectorisation changes a bit for float and less.
   template <class T>
   [[nodiscard]] double sum_of_squares(std::span<T> x) const {
     double sum = 0;
@@ -265,5 +284,7 @@ class eigen_backend {
 };
 
 static_assert(DecomposingBackend<eigen_backend>);
+static_assert(ConvertingBackend<eigen_backend, bfloat16> &&
+              ConvertingBackend<eigen_backend, float16>);
 
 }  // namespace mfsdp::inline MFSDP_ABI

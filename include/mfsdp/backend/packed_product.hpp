@@ -38,11 +38,11 @@ enum class product_kernel { none, avx2, avx512 };
 
 namespace detail {
 
-// What a block holds at most: two block_depth-deep panels, one of each operand, are worked on in
-// the first cache, block_rows rows of the left operand stay in the second, block_cols columns of
-// the right one in the third. Multiples of the tiles' sides.
-inline constexpr index_t block_depth = 256;
-inline constexpr index_t block_rows = 240;
+// What a block holds at most. A panel of the left operand stays in the first cache (12 KiB), all of
+// its block in the second (288 KiB), the block of the right operand in the third (1.4 MiB). Deep
+// blocks pass over d seldom. Multiples of the tiles' sides.
+inline constexpr index_t block_depth = 384;
+inline constexpr index_t block_rows = 192;
 inline constexpr index_t block_cols = 960;
 
 // A tile of d (rows x cols, whole): depth steps through a panel of each operand.
@@ -317,28 +317,44 @@ inline void packed_product(product_kernel kernel, bool lower_only, float alpha,
   }
 }
 
-// Copies the lower triangle over the upper one.
+// Copies the lower triangle over the upper one. Blocks pass through a buffer, since rows of a
+// matrix whose width is a power of two compete for the same few lines of the cache.
 inline void mirror_lower(matrix_view<float> d) {
-  constexpr index_t block = 16;
+  constexpr index_t block = 32;
+  alignas(storage_alignment) std::array<float, block * block> transposed;
   const index_t n = d.rows();
   float* const x = d.data();
   for (index_t i0 = 0; i0 < n; i0 += block) {
-    const index_t i1 = std::min(i0 + block, n);
-    for (index_t j0 = 0; j0 <= i0; j0 += block) {
-      if (j0 < i0 && i1 == i0 + block) {
-        for (index_t i = i0; i < i1; i += 4) {
-          for (index_t j = j0; j < j0 + block; j += 4) {
-            transpose_4x4(x + i * n + j, n, x + j * n + i, n);
-          }
+    const bool whole = i0 + block <= n;
+    for (index_t j0 = 0; whole && j0 < i0; j0 += block) {
+      for (index_t i = 0; i < block; i += 4) {
+        for (index_t j = 0; j < block; j += 4) {
+          transpose_4x4(x + (i0 + i) * n + j0 + j, n, transposed.data() + j * block + i, block);
         }
-        continue;
       }
-      for (index_t i = i0; i < i1; ++i) {
-        for (index_t j = j0; j < std::min(j0 + block, i); ++j) x[j * n + i] = x[i * n + j];
+      for (index_t j = 0; j < block; ++j) {
+        std::copy_n(transposed.data() + j * block, block, x + (j0 + j) * n + i0);
       }
+    }
+    for (index_t i = i0; i < std::min(i0 + block, n); ++i) {
+      for (index_t j = whole ? i0 : 0; j < i; ++j) x[j * n + i] = x[i * n + j];
     }
   }
 }
+
+}  // namespace detail
+
+#else
+
+namespace detail {
+
+// Without kernels nothing calls these.
+inline void packed_product(product_kernel, bool, float, matrix_view<const float>, transpose,
+                           matrix_view<const float>, transpose, float, matrix_view<const float>,
+                           matrix_view<float>) {
+  assert(!"a kernel that this processor has");
+}
+inline void mirror_lower(matrix_view<float>) {}
 
 }  // namespace detail
 

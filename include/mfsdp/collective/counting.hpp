@@ -50,22 +50,22 @@ class counting {
     return inner_.start_all_gather(shard, full, pieces, label);
   }
 
-  template <class T>
-    requires ReduceScatter<C, T>
-  request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
+  template <class From, class To>
+    requires ReduceScatter<C, From, To>
+  request start_reduce_scatter(std::span<const From> full, std::span<To> shard,
                                std::span<const piece> pieces, reduce_into into,
                                std::string_view label) {
-    const auto [mine, others] = split<T>(pieces);
+    const auto [mine, others] = split<From>(pieces);
     count(others, mine * (size() - 1));
     return inner_.start_reduce_scatter(full, shard, pieces, into, label);
   }
 
-  template <class T>
-    requires AllReduce<C, T>
-  request start_all_reduce(std::span<const T> full, std::span<T> local,
+  template <class From, class To>
+    requires AllReduce<C, From, To>
+  request start_all_reduce(std::span<const From> full, std::span<To> local,
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
-    const auto [mine, others] = split<T>(pieces);
+    const auto [mine, others] = split<From>(pieces);
     count((mine + others) * (size() - 1), (mine + others) * (size() - 1));
     return inner_.start_all_reduce(full, local, pieces, into, label);
   }

@@ -30,21 +30,22 @@ class self {
     return {};
   }
 
-  template <class T>
-  request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
+  template <class From, class To>
+  request start_reduce_scatter(std::span<const From> full, std::span<To> shard,
                                std::span<const piece> pieces, reduce_into into, std::string_view) {
     for (const piece& p : pieces) {
       const auto in = slice(full, p.full, p.count);
       const auto out = slice(shard, p.local, p.count);
       for (std::size_t i = 0; i < in.size(); ++i) {
-        out[i] = into == reduce_into::add ? out[i] + in[i] : in[i];
+        const To sum = static_cast<To>(in[i]);
+        out[i] = into == reduce_into::add ? out[i] + sum : sum;
       }
     }
     return {};
   }
 
-  template <class T>
-  request start_all_reduce(std::span<const T> full, std::span<T> local,
+  template <class From, class To>
+  request start_all_reduce(std::span<const From> full, std::span<To> local,
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
     return start_reduce_scatter(full, local, pieces, into, label);

@@ -424,21 +424,21 @@ class thread_collective {
     return start("all-gather", label, shard, full, pieces, reduce_into::write, &gather<T>);
   }
 
-  template <class T>
-  request start_reduce_scatter(std::span<const T> full, std::span<T> shard,
+  template <class From, class To>
+  request start_reduce_scatter(std::span<const From> full, std::span<To> shard,
                                std::span<const piece> pieces, reduce_into into,
                                std::string_view label) {
     return start(into == reduce_into::add ? "adding reduce-scatter" : "reduce-scatter", label, full,
-                 shard, pieces, into, &reduce<T, false>);
+                 shard, pieces, into, &reduce<From, To, false>);
   }
 
   // Every rank sums everything: (size - 1) times the bytes of the pieces are read.
-  template <class T>
-  request start_all_reduce(std::span<const T> full, std::span<T> local,
+  template <class From, class To>
+  request start_all_reduce(std::span<const From> full, std::span<To> local,
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
     return start(into == reduce_into::add ? "adding all-reduce" : "all-reduce", label, full, local,
-                 pieces, into, &reduce<T, true>);
+                 pieces, into, &reduce<From, To, true>);
   }
 
  private:
@@ -446,15 +446,15 @@ class thread_collective {
   thread_collective(std::shared_ptr<detail::thread_board> board, int rank)
       : board_(std::move(board)), rank_(rank) {}
 
-  template <class T>
-  request start(std::string_view kind, std::string_view label, std::span<const T> input,
-                std::span<T> output, std::span<const piece> pieces, reduce_into into,
+  template <class From, class To>
+  request start(std::string_view kind, std::string_view label, std::span<const From> input,
+                std::span<To> output, std::span<const piece> pieces, reduce_into into,
                 decltype(started::transfer) transfer) {
-    static_assert(std::is_trivially_copyable_v<T>);
+    static_assert(std::is_trivially_copyable_v<From> && std::is_trivially_copyable_v<To>);
     index_t elements = 0;
     for (const piece& p : pieces) elements += p.count;
     const std::int64_t number =
-        board_->post(rank_, {kind, label, elements, sizeof(T)}, input.data());
+        board_->post(rank_, {kind, label, elements, sizeof(From)}, input.data());
     return request({board_, rank_, number, transfer, output.data(), pieces, into, false});
   }
 
@@ -469,34 +469,38 @@ class thread_collective {
     return bytes_read;
   }
 
-  template <class T, bool Everywhere>
+  template <class From, class To, bool Everywhere>
   static std::int64_t reduce(const started& op, std::span<const void* const> sources) {
     std::int64_t bytes_read = 0;
     for (const piece& p : op.pieces) {
       if (!Everywhere && p.rank != op.rank) continue;
-      add_in_rank_order(sources, p, static_cast<T*>(op.output) + p.local, op.into);
-      bytes_read += p.count * static_cast<std::int64_t>(sizeof(T) * (sources.size() - 1));
+      add_in_rank_order<From>(sources, p, static_cast<To*>(op.output) + p.local, op.into);
+      bytes_read += p.count * static_cast<std::int64_t>(sizeof(From) * (sources.size() - 1));
     }
     return bytes_read;
   }
 
-  template <class T>
-  static void add_in_rank_order(std::span<const void* const> sources, const piece& p, T* output,
+  template <class From, class To>
+  static void add_in_rank_order(std::span<const void* const> sources, const piece& p, To* output,
                                 reduce_into into) {
-    std::array<T, block_elements> sum;  // stays in the first-level cache
+    std::array<To, block_elements> sum;  // stays in the first-level cache
     for (index_t done = 0; done < p.count;) {
       const index_t count = std::min<index_t>(p.count - done, static_cast<index_t>(block_elements));
       const auto input = [&](std::size_t rank) {
-        return static_cast<const T*>(sources[rank]) + p.full + done;
+        return static_cast<const From*>(sources[rank]) + p.full + done;
       };
-      std::copy_n(input(0), count, sum.data());
+      const auto widen = [](From term) { return static_cast<To>(term); };
+      std::transform(input(0), input(0) + count, sum.data(), widen);
       for (std::size_t rank = 1; rank < sources.size(); ++rank) {
-        const T* term = input(rank);
-        for (index_t i = 0; i < count; ++i) sum[static_cast<std::size_t>(i)] += term[i];
+        const From* term = input(rank);
+        for (index_t i = 0; i < count; ++i) {
+          To& total = sum[static_cast<std::size_t>(i)];
+          total = total + widen(term[i]);
+        }
       }
-      T* out = output + done;
+      To* out = output + done;
       if (into == reduce_into::add) {
-        for (index_t i = 0; i < count; ++i) out[i] += sum[static_cast<std::size_t>(i)];
+        for (index_t i = 0; i < count; ++i) out[i] = out[i] + sum[static_cast<std::size_t>(i)];
       } else {
         std::copy_n(sum.data(), count, out);
       }

@@ -31,7 +31,8 @@ enum class epsilon_rule { add, clamp };
 //   direct     X <- a X + (b R + c R^2) X of R = X X^T anew in each iteration
 //   gram       iterates on R, where only the smaller side counts, and applies what came together to
 //              X before the third iteration, the sixth, ... and after the last
-//   automatic  gram where it has at least a sixth fewer operations, by shape and number of steps
+//   automatic  gram where the larger side is 1.5 times the smaller or more: then it saves a sixth
+//              of the operations of five steps, and two fifths at 4 times
 enum class newton_schulz_form { automatic, direct, gram };
 
 // What is iterated, and on what: x / (safety |x|_F + epsilon) or x / max(safety |x|_F, epsilon).
@@ -59,6 +60,9 @@ namespace detail {
 [[nodiscard]] constexpr bool gram_restarts(int step) {
   return step % 3 == 2;
 }
+[[nodiscard]] constexpr int gram_stretches(int steps) {
+  return steps == 0 ? 0 : 1 + steps / 3;
+}
 
 }  // namespace detail
 
@@ -79,10 +83,8 @@ namespace detail {
   const index_t n = std::min(shape.rows, shape.cols);
   const index_t rectangular = 3 * n * shape.elements();
   const index_t cube = n * n * n;
-  if (steps == 0) return 0;
   if (!detail::in_gram_form(shape, form)) return steps * (rectangular + cube);
-  const index_t stretches = 1 + steps / 3;
-  return stretches * (rectangular - 3 * cube) + 4 * steps * cube;
+  return detail::gram_stretches(steps) * (rectangular - 3 * cube) + 4 * steps * cube;
 }
 
 // Replaces x (rows x cols) by U V^T of its singular value decomposition, approximately: normalised,
@@ -136,7 +138,7 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
   const double divisor =
       options.rule == epsilon_rule::add ? norm + options.epsilon : std::max(norm, options.epsilon);
   const T root = static_cast<T>(std::sqrt(1 / divisor));
-  const int exchanges = gram_form && options.steps > 0 ? 1 + options.steps / 3 : options.steps;
+  const int exchanges = gram_form ? detail::gram_stretches(options.steps) : options.steps;
   if (exchanges % 2 == 0) {
     backend.transform([root](auto& e) { e = (e * root) * root; }, x.flat());
   } else {

@@ -5,20 +5,35 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "mfsdp/collective/counting.hpp"
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/plan.hpp"
+#include "mfsdp/precision.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
 // Why a unit is acquired. Forward is followed by a backward over the same units, evaluate is not.
 enum class pass { forward, backward, evaluate };
+
+// What the last step did to what this rank holds of one tensor or row group.
+struct update_size {
+  std::string_view tensor;
+  index_t elements = 0;
+  double sum_of_squares = 0;  // of the change
+
+  [[nodiscard]] double root_mean_square() const {
+    return elements == 0 ? 0 : std::sqrt(sum_of_squares / static_cast<double>(elements));
+  }
+};
 
 // When something was moved.
 enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum };
@@ -26,13 +41,13 @@ inline constexpr std::size_t phases = 7;
 
 // What memory is for.
 enum class memory_kind : std::size_t {
-  parameters,  // this rank's shard
+  parameters,  // this rank's shard, and its master copy
   gradients,   // of this rank's shard
   optimizer_states,
   unit_buffers,      // whole units between acquire and release, one for each slot
   held_buffers,      // tied tensors and their gradients, whole
   gradient_buffers,  // whole gradients of two units on their way to the owners
-  workspace,         // scratch of the optimizers
+  workspace,         // scratch of the optimizers and of conversions
 };
 inline constexpr std::size_t memory_kinds = 7;
 
@@ -67,6 +82,7 @@ enum class model_event {
   release,
   reduce_start,
   reduce_finish,
+  skip,  // a tensor, or a part of it, that the step left as it was: its gradient was not finite
   step,
 };
 
@@ -80,15 +96,25 @@ struct model_options {
   bool reshard_after_forward = true;
   // Deadline of every wait; positive.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
+  // Threads of this rank that share out the updates of a step, one parameter each; positive. Each
+  // has a scratch of its own. For ranks that have several cores; results do not depend on it.
+  int update_threads = 1;
+  // Whether step() measures what it changes, for sharded_model::updates(). Costs two passes over
+  // the parameters and scratch for the largest of them.
+  bool measure_updates = false;
+  // Of stochastic rounding, where the precision has any; equal on all ranks.
+  std::uint64_t rounding_seed = 0;
   // Called on the rank's own thread with each event and the name of the group or unit; must not
   // throw.
   std::function<void(model_event, std::string_view)> observer{};
 };
 
-template <class Comm, class Memory>
+template <class Comm, class Memory, class Precision>
 class runtime_context {
  public:
-  using storage = decltype(std::declval<Memory&>().template allocate<float>(index_t{1}));
+  using precision = Precision;
+  template <class T>
+  using storage = decltype(std::declval<Memory&>().template allocate<T>(index_t{1}));
   using request = typename Comm::request;
 
   runtime_context(mfsdp::plan the_plan, Comm comm, Memory memory_backend, model_options the_options)
@@ -107,16 +133,22 @@ class runtime_context {
   }
 
   // Errors: whatever the backend throws when memory is short.
-  [[nodiscard]] storage allocate(memory_kind kind, index_t elements) {
-    storage fresh = backend.template allocate<float>(elements);
+  template <class T>
+  [[nodiscard]] storage<T> allocate(memory_kind kind, index_t elements) {
+    storage<T> fresh = backend.template allocate<T>(elements);
     poison(fresh.span());
-    usage.bytes[static_cast<std::size_t>(kind)] += elements * index_t{sizeof(float)};
+    usage.bytes[static_cast<std::size_t>(kind)] += elements * index_t{sizeof(T)};
     return fresh;
   }
 
   // Makes any use of undefined contents show up as NaN, in checked builds.
-  void poison(std::span<float> undefined) {
-    if constexpr (checked) backend.fill(undefined, std::numeric_limits<float>::quiet_NaN());
+  template <class T>
+  void poison(std::span<T> undefined) {
+    if constexpr (checked) backend.fill(undefined, std::numeric_limits<T>::quiet_NaN());
+  }
+
+  [[nodiscard]] std::size_t group_of(const local_segment& segment) const {
+    return plan.tensors[plan.items[segment.item].tensor].group;
   }
 
   // Books what has been moved since the last call to this phase.

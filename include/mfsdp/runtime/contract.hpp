@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/precision.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -115,6 +116,20 @@ struct check_backend {
                 "mfsdp: Backend lacks 'double sum_of_squares(std::span<const T>)'");
 };
 
+// Storage in a type of a precision.
+template <class B, class T>
+struct check_storage {
+  static_assert(!Backend<B> || std::same_as<T, float> || ConvertingBackend<B, T>,
+                "mfsdp: Backend lacks 'convert(from, to)', 'round_stochastically(from, to, key, "
+                "first)', or another member for a 16-bit type of the precision");
+};
+template <class B, class Precision>
+struct check_precision;
+template <class B, class... T>
+struct check_precision<B, precision<T...>> {
+  static_assert((sizeof(check_storage<B, T>) && ...));
+};
+
 // ------------------------------------------------------------------------------------- Collective
 
 template <class C>
@@ -141,31 +156,37 @@ struct check_axes<Axes>
                 "mfsdp: a mesh has three axes, 'shard', 'replicate' and 'site', each a Collective");
 };
 
-// The operations that a placement needs.
-template <class C, class P>
+// The operations that a placement needs, on the types of a precision.
+template <class C, class P, class Precision>
 struct check_operations {};
-template <Collective C, Placement P>
-struct check_operations<C, P> {
-  static_assert(AllGather<C, float> && AllGather<C, double> && AllGather<C, std::uint64_t>,
+template <Collective C, Placement P, class Precision>
+struct check_operations<C, P, Precision> {
+  using from = typename Precision::gradient;
+  using to = typename Precision::reduce;
+  static_assert(AllGather<C, typename Precision::compute> && AllGather<C, to> &&
+                    AllGather<C, double> && AllGather<C, std::uint64_t>,
                 "mfsdp: Collective lacks 'request start_all_gather(shard, full, pieces, label)' of "
-                "float, double and std::uint64_t");
-  static_assert(P::replicated || ReduceScatter<C, float>,
+                "the precision's Compute and Reduce, double and std::uint64_t");
+  static_assert(P::replicated || ReduceScatter<C, from, to>,
                 "mfsdp: Collective lacks 'request start_reduce_scatter(full, shard, pieces, into, "
-                "label)', which a placement that shards needs");
-  static_assert(!P::replicated || AllReduce<C, float>,
+                "label)' from the precision's Gradient to its Reduce, which a placement that "
+                "shards needs");
+  static_assert(!P::replicated || AllReduce<C, from, to>,
                 "mfsdp: Collective lacks 'request start_all_reduce(full, local, pieces, into, "
-                "label)', which a replicated placement needs");
+                "label)' from the precision's Gradient to its Reduce, which a replicated placement "
+                "needs");
 };
 
 // ---------------------------------------------------------------------------------- sharded_model
 
-template <class Axes, class P, class Set, class B>
+template <class Axes, class P, class Set, class B, class Precision>
 struct check_model : check_axes<Axes>,
                      check_placement<P>,
                      check_backend<B>,
+                     check_precision<B, Precision>,
                      check_rules<P, typename members_of<Set>::type>,
                      check_updates<B, typename members_of<Set>::type>,
-                     check_operations<typename check_axes<Axes>::shard, P> {};
+                     check_operations<typename check_axes<Axes>::shard, P, Precision> {};
 
 }  // namespace contract
 

@@ -15,13 +15,17 @@
 namespace mfsdp::inline MFSDP_ABI {
 
 // Where the trainer puts one gradient.
-struct gradient_view : matrix_view<float> {
+template <class T>
+struct gradient_view : matrix_view<T> {
   bool accumulate = false;  // tied: add to what is there; if false, every element must be written
 };
 
 template <class Context, bool Replicated>
 class unit_gradients {
  public:
+  using element = typename Context::precision::gradient;    // what the trainer writes
+  using sum_element = typename Context::precision::reduce;  // what the owner keeps
+
   explicit unit_gradients(Context& context) : context_(context) {
     const plan& plan = context_.plan;
     groups_.resize(plan.groups.size());
@@ -32,9 +36,10 @@ class unit_gradients {
       shard_elements += layout.gradients.shard_elements[rank()];
       if (!layout.held) largest = std::max(largest, layout.gradients.full_elements);
     }
-    shard_ = context_.allocate(memory_kind::gradients, shard_elements);
+    shard_ = context_.template allocate<sum_element>(memory_kind::gradients, shard_elements);
     for (int i = 0; i < 2; ++i) {
-      buffers_.push_back({context_.allocate(memory_kind::gradient_buffers, largest)});
+      buffers_.push_back(
+          {context_.template allocate<element>(memory_kind::gradient_buffers, largest)});
     }
     index_t begin = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -49,14 +54,18 @@ class unit_gradients {
       }
       if (layout.held) {
         group.own_buffer = buffers_.size();
-        buffers_.push_back(
-            {context_.allocate(memory_kind::held_buffers, layout.gradients.full_elements)});
+        buffers_.push_back({context_.template allocate<element>(memory_kind::held_buffers,
+                                                                layout.gradients.full_elements)});
       }
     }
   }
 
-  // The sum over ranks, of this rank's part of a group; valid after finish().
-  [[nodiscard]] std::span<float> shard(std::size_t group) { return groups_[group].shard; }
+  // The sum over ranks of the gradients of plan.local_segments[i], which is on this rank and
+  // trainable; valid after finish().
+  [[nodiscard]] std::span<sum_element> segment(std::size_t i) {
+    const local_segment& segment = context_.plan.local_segments[i];
+    return slice(groups_[context_.group_of(segment)].shard, segment.gradient, segment.count);
+  }
 
   // Hands out buffers for the gradients of a unit. Errors: usage_error if the gradients of two
   // other units have been asked for and not reduced.
@@ -68,7 +77,8 @@ class unit_gradients {
       if (!group.buffer) {
         claim_buffer(g);
         // Several units add to a tied tensor, in whatever order they come.
-        if (layout.held) context_.backend.fill(buffers_[*group.buffer].memory.span(), 0.0f);
+        if (layout.held)
+          context_.backend.fill(buffers_[*group.buffer].memory.span(), element(0.0f));
       } else if (!layout.held) {
         throw usage_error(
             fmt::format("the gradients of unit '{}' are handed out already; keep the first handle "
@@ -80,7 +90,7 @@ class unit_gradients {
 
   // Where the gradient of the i-th tensor of a unit goes; empty if the tensor is frozen or empty. A
   // tied tensor starts at zero and is always added to.
-  [[nodiscard]] gradient_view view(std::size_t unit, std::size_t i) {
+  [[nodiscard]] gradient_view<element> view(std::size_t unit, std::size_t i) {
     const std::size_t tensor = context_.plan.spec.units()[unit].tensors[i].tensor;
     const tensor_slot& slot = context_.plan.tensors[tensor];
     if (slot.optimizer < 0) return {};
@@ -90,7 +100,7 @@ class unit_gradients {
       throw usage_error(fmt::format("the gradients of unit '{}' are reduced and may not be written",
                                     context_.plan.spec.units()[unit].name));
     }
-    float* data = buffers_[*group.buffer].memory.span().data() + slot.gradient_offset;
+    element* data = buffers_[*group.buffer].memory.span().data() + slot.gradient_offset;
     return {{data, context_.plan.spec.tensors()[tensor].shape()},
             context_.plan.groups[slot.group].held};
   }
@@ -170,17 +180,16 @@ class unit_gradients {
   }
 
  private:
-  using storage = typename Context::storage;
   using request = typename Context::request;
 
   struct buffer_state {
-    storage memory;
+    typename Context::template storage<element> memory;
     std::size_t group = 0;  // that had it last
     request reduction{};
   };
 
   struct group_state {
-    std::span<float> shard;
+    std::span<sum_element> shard;
     std::vector<piece> pieces;
     std::optional<std::size_t> own_buffer{};  // of a tied tensor
     std::optional<std::size_t> buffer{};      // while the trainer writes it
@@ -223,7 +232,7 @@ class unit_gradients {
     group.reduced = true;
     const std::string& name = context_.plan.groups[g].name;
     context_.observe(model_event::reduce_start, name);
-    const std::span<const float> full = buffer.memory.span();
+    const std::span<const element> full = buffer.memory.span();
     if constexpr (Replicated) {
       buffer.reduction =
           context_.collective.start_all_reduce(full, group.shard, group.pieces, into, name);
@@ -247,7 +256,7 @@ class unit_gradients {
   }
 
   Context& context_;
-  storage shard_;
+  typename Context::template storage<sum_element> shard_;
   std::vector<group_state> groups_;     // outlive the requests, which use their pieces
   std::vector<buffer_state> buffers_;   // two for all units, then one for each tied tensor
   std::vector<std::size_t> in_flight_;  // buffers, in the order of their reductions

@@ -1,9 +1,9 @@
-// The global gradient norm: double sums over fixed blocks, combined in the order of the spec, so
-// that it has the same bits for every placement that cuts tensors at block boundaries only.
+// Sums of squares of gradients for the global norm: double sums over fixed blocks, combined in
+// order, so that they have the same bits for every placement that cuts tensors at block boundaries
+// only.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -36,21 +36,30 @@ class global_norm {
       pieces_.push_back({segment.rank, total, local, sums});
       local += sums;
       total += sums;
-      if (items_.empty() || items_.back().item != segment.item) items_.push_back({segment.item, 0});
-      items_.back().sums += sums;
+      if (items_.empty() || items_.back().item != segment.item) {
+        items_.push_back({segment.item, 0});
+        counts_.push_back(0);
+      }
+      counts_.back() += static_cast<std::size_t>(sums);
     }
     local_.resize(static_cast<std::size_t>(filled[static_cast<std::size_t>(context_.rank())]));
     all_.resize(static_cast<std::size_t>(total));
     exchange_ = !resident && total > 0;
   }
 
-  // The 2-norm of all gradients; `gradient(i)` views those of plan.local_segments[i]. One gather of
-  // doubles, none if every rank holds everything.
+  // The gradient of one item.
+  struct item_sum {
+    std::size_t item;
+    double sum_of_squares;
+  };
+
+  // Of all items that have elements, in spec order and equal on all ranks; `gradient(i)` views the
+  // gradient of plan.local_segments[i]. One gather of doubles, none if every rank holds everything.
   template <class Gradient>
-  [[nodiscard]] double compute(Gradient&& gradient) {
+  [[nodiscard]] std::span<const item_sum> compute(Gradient&& gradient) {
     std::size_t next = 0;
     for (const auto& [i, whole] : mine_) {
-      const std::span<const float> values = gradient(i);
+      const std::span<const typename Context::precision::reduce> values = gradient(i);
       if (whole) {
         local_[next++] = context_.backend.sum_of_squares(values);
         continue;
@@ -73,14 +82,13 @@ class global_norm {
       request.drain(context_.until());
       sums = all_;
     }
-    double total = 0;
-    for (const auto& [item, count] : items_) {
-      double sum = 0;
-      for (const double block : sums.first(static_cast<std::size_t>(count))) sum += block;
-      sums = sums.subspan(static_cast<std::size_t>(count));
-      total += sum;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      double& sum = items_[i].sum_of_squares;
+      sum = 0;
+      for (const double block : sums.first(counts_[i])) sum += block;
+      sums = sums.subspan(counts_[i]);
     }
-    return std::sqrt(total);
+    return items_;
   }
 
  private:
@@ -90,14 +98,11 @@ class global_norm {
     std::size_t segment;
     bool whole;
   };
-  struct item_sums {
-    std::size_t item;
-    index_t sums;
-  };
 
   Context& context_;
   std::vector<own_segment> mine_;
-  std::vector<item_sums> items_;  // that have elements, in spec order
+  std::vector<item_sum> items_;
+  std::vector<std::size_t> counts_;  // how many sums are gathered for each item
   std::vector<piece> pieces_;
   std::vector<double> local_;
   std::vector<double> all_;

@@ -26,13 +26,15 @@ struct gather_counts {
 template <class Context>
 class unit_parameters {
  public:
+  using element = typename Context::precision::compute;
+
   explicit unit_parameters(Context& context) : context_(context) {
     const plan& plan = context_.plan;
     index_t shard_elements = 0;
     for (const transfer_group& group : plan.groups) {
       shard_elements += group.parameters.shard_elements[rank()];
     }
-    shard_ = context_.allocate(memory_kind::parameters, shard_elements);
+    shard_ = context_.template allocate<element>(memory_kind::parameters, shard_elements);
     allocate_slots();
 
     groups_.resize(plan.groups.size());
@@ -47,8 +49,8 @@ class unit_parameters {
         group.full = group.shard;
         group.gathered = true;
       } else if (layout.held) {
-        held_.push_back(
-            context_.allocate(memory_kind::held_buffers, layout.parameters.full_elements));
+        held_.push_back(context_.template allocate<element>(memory_kind::held_buffers,
+                                                            layout.parameters.full_elements));
         group.full = held_.back().span();
       } else {
         group.slot = ordinal++ % slots_.size();
@@ -57,7 +59,7 @@ class unit_parameters {
     }
 
     for (const unit_spec& unit : plan.spec.units()) {
-      std::vector<const float*>& pointers = pointers_.emplace_back();
+      std::vector<const element*>& pointers = pointers_.emplace_back();
       for (const tensor_reference& reference : unit.tensors) {
         const tensor_slot& slot = plan.tensors[reference.tensor];
         pointers.push_back(groups_[slot.group].full.data() + slot.offset);
@@ -65,11 +67,14 @@ class unit_parameters {
     }
   }
 
-  // This rank's part of a group, in the order of plan.local_segments.
-  [[nodiscard]] std::span<float> shard(std::size_t group) { return groups_[group].shard; }
+  // The parameters of plan.local_segments[i], which is on this rank.
+  [[nodiscard]] std::span<element> segment(std::size_t i) {
+    const local_segment& segment = context_.plan.local_segments[i];
+    return slice(groups_[context_.group_of(segment)].shard, segment.local, segment.count);
+  }
 
   // Addresses of a unit's tensors, in order of registration; the same for the model's whole life.
-  [[nodiscard]] std::span<const float* const> pointers(std::size_t unit) const {
+  [[nodiscard]] std::span<const element* const> pointers(std::size_t unit) const {
     return pointers_[unit];
   }
 
@@ -134,7 +139,7 @@ class unit_parameters {
   }
 
  private:
-  using storage = typename Context::storage;
+  using storage = typename Context::template storage<element>;
   using request = typename Context::request;
 
   struct slot_state {
@@ -143,8 +148,8 @@ class unit_parameters {
   };
 
   struct group_state {
-    std::span<float> shard;
-    std::span<float> full;
+    std::span<element> shard;
+    std::span<element> full;
     std::optional<std::size_t> slot{};
     int users = 0;
     bool gathered = false;
@@ -169,7 +174,7 @@ class unit_parameters {
       index_t largest = 0;
       for (std::size_t i = slot; i < sizes.size(); i += count)
         largest = std::max(largest, sizes[i]);
-      slots_.push_back({context_.allocate(memory_kind::unit_buffers, largest)});
+      slots_.push_back({context_.template allocate<element>(memory_kind::unit_buffers, largest)});
     }
   }
 
@@ -223,7 +228,7 @@ class unit_parameters {
     context_.observe(model_event::gather_start, layout.name);
     group.gather.drain(context_.until());  // long over; its destructor would have no deadline
     group.gather = context_.collective.start_all_gather(
-        std::span<const float>(group.shard), group.full, layout.parameters.pieces, layout.name);
+        std::span<const element>(group.shard), group.full, layout.parameters.pieces, layout.name);
     group.in_flight = true;
     group.expected = true;
     ++counter;
@@ -281,7 +286,7 @@ class unit_parameters {
   std::vector<slot_state> slots_;
   std::vector<storage> held_;
   std::vector<group_state> groups_;
-  std::vector<std::vector<const float*>> pointers_;  // by unit
+  std::vector<std::vector<const element*>> pointers_;  // by unit
   gather_counts counts_;
 };
 

@@ -2,6 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <tuple>
@@ -9,83 +14,109 @@
 #include <vector>
 
 #include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/crew.hpp"
+#include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
 template <class Context, class Optimizers>
 class optimizer_states {
  public:
-  // `parameter(i)` and `gradient(i)` view plan.local_segments[i], which is on this rank.
+  // `parameter(i)` and `gradient(i)` are the masters and gradients of plan.local_segments[i], which
+  // is on this rank.
   template <class Parameter, class Gradient>
   optimizer_states(Context& context, const Optimizers& optimizers, Parameter&& parameter,
                    Gradient&& gradient)
-      : context_(context), optimizers_(optimizer_members(optimizers)) {
+      : context_(context),
+        optimizers_(optimizer_members(optimizers)),
+        crew_(context.options.update_threads) {
     for_each_optimizer([&](const auto& optimizer, auto& entries, int which) {
       collect(optimizer, entries, which, parameter, gradient);
     });
+    allocate_states();
+    allocate_scratch();
+    list_updates();
+  }
+  optimizer_states(const optimizer_states&) = delete;
+  optimizer_states& operator=(const optimizer_states&) = delete;
 
-    index_t state_elements = 0;
-    for_each_optimizer([&](const auto& optimizer, auto& entries, int) {
-      for (const auto& entry : entries) {
-        for (const state_spec& state : optimizer.states(shape_of(optimizer, entry))) {
-          state_elements += round_up(state.elements, alignment);
-        }
-      }
-    });
-    memory_ = context_.allocate(memory_kind::optimizer_states, state_elements);
-    context_.backend.fill(memory_.span(), 0.0f);
-
-    index_t begin = 0;
-    index_t workspace = 0;
-    index_t gathered = 0;
-    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
-      for (auto& entry : entries) {
-        const matrix_shape shape = shape_of(optimizer, entry);
-        const auto states = optimizer.states(shape);
-        for (std::size_t k = 0; k < states.size(); ++k) {
-          entry.states[k] = slice(memory_.span(), begin, states[k].elements);
-          begin += round_up(states[k].elements, alignment);
-        }
-        workspace = std::max(workspace, optimizer.workspace_size(shape));
-        if constexpr (GathersMatrices<O>) {
-          gathered = std::max(gathered, round_up(shape.elements(), alignment));
-        }
-      }
-    });
-    workspace_ = context_.allocate(memory_kind::workspace, workspace + 2 * gathered);
-    gathered_ = gathered;
+  // Whether the optimizer of an item can use a gradient with this sum of squares.
+  [[nodiscard]] bool accepts(std::size_t item, double sum_of_squares) const {
+    const placement_item& of = context_.plan.items[item];
+    bool usable = false;
+    [&]<std::size_t... which>(std::index_sequence<which...>) {
+      const auto route = static_cast<std::size_t>(context_.plan.tensors[of.tensor].optimizer);
+      ((which == route &&
+        (usable = is_usable<std::tuple_element_t<which, members>>(sum_of_squares))),
+       ...);
+    }(std::make_index_sequence<std::tuple_size_v<members>>{});
+    return usable;
   }
 
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
-  void step(std::int64_t step, double learning_rate_scale) {
-    const update_context<float> context{
-        step, learning_rate_scale,
-        workspace_.span().subspan(2 * static_cast<std::size_t>(gathered_))};
+  // A gradient that its optimizer cannot use leaves parameter and states as they are: of a matrix
+  // all, of any other tensor blocks of block_elements. So no rank has to ask another, and cuts
+  // between blocks change nothing. If `judged` is given, it has the items to leave out instead.
+  void step(double learning_rate_scale, const std::vector<bool>* judged) {
+    learning_rate_scale_ = learning_rate_scale;
+    judged_ = judged;
+    crew_.run(updates_.size(), [this](std::size_t i, int member) {
+      updates_[i](workers_[static_cast<std::size_t>(member)]);
+    });
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
-      for (auto& entry : entries) {
-        if constexpr (GathersMatrices<O>) {
-          update_gathered(optimizer, entry, context);
-        } else {
-          optimizer.update(context_.backend, entry.states, entry.parameter, entry.gradient,
-                           context);
-        }
+      if constexpr (GathersMatrices<O>) {
+        for (auto& entry : entries) update_gathered(optimizer, entry);
       }
     });
   }
 
+  // Calls visit(entry's item, whether a part of it was left out, its update_size) for all that this
+  // rank holds, after a step.
+  template <class Visit>
+  void for_each_update(Visit&& visit) {
+    for_each_optimizer([&](const auto&, auto& entries, int) {
+      for (const auto& entry : entries) {
+        visit(entry.item, entry.skipped,
+              update_size{context_.plan.items[entry.item].name, std::ssize(entry.parameter),
+                          entry.change});
+      }
+    });
+  }
+
+  // Free between steps. If parameters or sums of gradients are not stored as float, there is room
+  // for detail::widened_part elements or for this rank's longest segment.
+  [[nodiscard]] std::span<float> scratch() { return workers_.front().scratch.span(); }
+
  private:
-  using storage = typename Context::storage;
-  static constexpr index_t alignment = static_cast<index_t>(storage_alignment / sizeof(float));
+  using precision = typename Context::precision;
+  using master = typename precision::master;
+  using reduced = typename precision::reduce;
+  using narrow_state = typename precision::state;
+
+  // What a thread has for itself: backends are called from one thread at a time.
+  struct worker {
+    decltype(Context::backend) backend;
+    typename Context::template storage<float> scratch;
+  };
+
+  // One state of one parameter, in one of two types; the other span is empty.
+  struct stored_state {
+    std::span<float> exact{};
+    std::span<narrow_state> narrow{};
+  };
 
   // One update: a whole matrix, or one piece of an elementwise tensor.
   template <class O>
   struct held_state {
-    explicit held_state(std::size_t i) : item(i) {}
-
     std::size_t item;
-    matrix_view<float> parameter;
-    matrix_view<const float> gradient;
-    state_spans<O, float> states{};
+    matrix_shape shape{};  // of what is updated
+    index_t offset = 0;    // of that, from the start of the item
+    std::span<master> parameter{};
+    std::span<const reduced> gradient{};
+    std::array<stored_state, std::tuple_size_v<state_spans<O, float>>> states{};
+    std::int64_t step = 0;  // updates so far
+    bool skipped = false;   // a part of it, in the last step
+    double change = 0;      // of the last step, as a sum of squares, if it is measured
     // Gathered matrices only: where the rows of every rank go, and those of this one.
     std::string label{};
     std::vector<piece> pieces{};
@@ -108,15 +139,6 @@ class optimizer_states {
     }(std::make_index_sequence<std::tuple_size_v<members>>{});
   }
 
-  template <class O>
-  [[nodiscard]] matrix_shape shape_of(const O&, const held_state<O>& entry) const {
-    if constexpr (GathersMatrices<O>) {
-      return context_.plan.items[entry.item].shape;
-    } else {
-      return entry.parameter.shape();
-    }
-  }
-
   template <class O, class Parameter, class Gradient>
   void collect(const O&, std::vector<held_state<O>>& entries, int which, Parameter& parameter,
                Gradient& gradient) {
@@ -126,12 +148,10 @@ class optimizer_states {
       const placement_item& item = plan.items[segment.item];
       if (plan.tensors[item.tensor].optimizer != which) continue;
       const bool own = segment.rank == context_.rank();
-      const matrix_shape shape =
-          O::whole_matrix && !GathersMatrices<O> ? item.shape : matrix_shape{1, segment.count};
       if constexpr (GathersMatrices<O>) {
         if (entries.empty() || entries.back().item != segment.item) {
-          entries.push_back(held_state<O>(segment.item));
-          entries.back().label = "gradient of " + item.name;
+          entries.push_back(
+              {.item = segment.item, .shape = item.shape, .label = "gradient of " + item.name});
         }
         auto& pieces = entries.back().pieces;
         if (std::ranges::find(pieces, segment.rank, &piece::rank) != pieces.end()) {
@@ -144,42 +164,264 @@ class optimizer_states {
         if (own) entries.back().own_offset = segment.offset;
       } else {
         if (!own) continue;
-        entries.push_back(held_state<O>(segment.item));
+        entries.push_back({.item = segment.item,
+                           .shape = O::whole_matrix ? item.shape : matrix_shape{1, segment.count},
+                           .offset = segment.offset});
       }
       if (own) {
-        entries.back().parameter = {parameter(i).data(), shape};
-        entries.back().gradient = {gradient(i).data(), shape};
+        entries.back().parameter = parameter(i);
+        entries.back().gradient = gradient(i);
       }
     }
+  }
+
+  [[nodiscard]] static constexpr bool is_exact(const state_spec& state) {
+    return state.exact || detail::is_float<narrow_state>;
+  }
+
+  template <class Visit>
+  void for_each_state(Visit&& visit) {
+    for_each_optimizer([&](const auto& optimizer, auto& entries, int) {
+      for (auto& entry : entries) {
+        const auto states = optimizer.states(entry.shape);
+        for (std::size_t k = 0; k < states.size(); ++k) visit(states[k], entry.states[k]);
+      }
+    });
+  }
+
+  void allocate_states() {
+    using exact_parts = detail::aligned_parts<float>;
+    using narrow_parts = detail::aligned_parts<narrow_state>;
+    index_t exact = 0;
+    index_t narrow = 0;
+    for_each_state([&](const state_spec& state, stored_state&) {
+      if (is_exact(state)) {
+        exact += exact_parts::size(state.elements);
+      } else {
+        narrow += narrow_parts::size(state.elements);
+      }
+    });
+    exact_ = context_.template allocate<float>(memory_kind::optimizer_states, exact);
+    narrow_ = context_.template allocate<narrow_state>(memory_kind::optimizer_states, narrow);
+    context_.backend.fill(exact_.span(), 0.0f);
+    context_.backend.fill(narrow_.span(), narrow_state(0.0f));
+    exact_parts free_exact(exact_.span());
+    narrow_parts free_narrow(narrow_.span());
+    for_each_state([&](const state_spec& state, stored_state& stored) {
+      if (is_exact(state)) {
+        stored.exact = free_exact.take(state.elements);
+      } else {
+        stored.narrow = free_narrow.take(state.elements);
+      }
+    });
+  }
+
+  void allocate_scratch() {
+    index_t scratch = 0;
+    index_t gathered = 0;
+    if constexpr (!detail::is_float<typename precision::compute> || !detail::is_float<reduced>) {
+      for (const local_segment& segment : context_.plan.local_segments) {
+        if (segment.rank == context_.rank()) scratch = std::max(scratch, segment.count);
+      }
+      scratch = std::min(scratch, detail::widened_part);
+    }
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      for (const auto& entry : entries) {
+        scratch = std::max(scratch, scratch_size(optimizer, entry.shape));
+        if constexpr (GathersMatrices<O>) {
+          gathered =
+              std::max(gathered, detail::aligned_parts<reduced>::size(entry.shape.elements()));
+        }
+      }
+    });
+    for (int i = 0; i < crew_.count(); ++i) {
+      workers_.push_back(
+          {context_.backend, context_.template allocate<float>(memory_kind::workspace, scratch)});
+    }
+    gathered_ = context_.template allocate<reduced>(memory_kind::workspace, gathered);
+  }
+
+  // What one update of a parameter takes of the scratch.
+  template <class O>
+  [[nodiscard]] index_t scratch_size(const O& optimizer, matrix_shape shape) const {
+    if constexpr (!O::whole_matrix) shape.cols = std::min(shape.cols, detail::widened_part);
+    index_t size = detail::widened_size<reduced>(shape.elements());
+    size += GathersMatrices<O> ? detail::scratch_space::size(shape.elements())
+                               : detail::widened_size<master>(shape.elements());
+    if (context_.options.measure_updates) size += detail::scratch_space::size(shape.elements());
+    for (const state_spec& state : optimizer.states(shape)) {
+      if (!is_exact(state)) size += detail::widened_size<narrow_state>(state.elements);
+    }
+    return size + optimizer.workspace_size(shape);
+  }
+
+  // Updates that move nothing, the longest first and equal shapes in a row.
+  void list_updates() {
+    struct task {
+      index_t flops;
+      matrix_shape shape;
+      std::function<void(worker&)> run;
+    };
+    std::vector<task> tasks;
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (!GathersMatrices<O>) {
+        for (auto& entry : entries) {
+          tasks.push_back({optimizer.flops(entry.shape), entry.shape,
+                           [&](worker& by) { update(by, optimizer, entry); }});
+        }
+      }
+    });
+    std::ranges::stable_sort(tasks, [](const task& a, const task& b) {
+      return std::tuple(b.flops, b.shape.rows, b.shape.cols) <
+             std::tuple(a.flops, a.shape.rows, a.shape.cols);
+    });
+    for (task& t : tasks) updates_.push_back(std::move(t.run));
+  }
+
+  // Half of the largest float to the second, so that sums of few products are finite, too.
+  template <class O>
+  [[nodiscard]] static bool is_usable(double sum_of_squares) {
+    if constexpr (requires { requires O::squares_gradient; }) {
+      return sum_of_squares <= std::numeric_limits<float>::max() / 4;
+    } else {
+      return std::isfinite(sum_of_squares);
+    }
+  }
+
+  // Whether the item is known to be left out; if not, each part is judged by itself.
+  template <class O>
+  [[nodiscard]] bool begin(held_state<O>& entry) const {
+    entry.change = 0;
+    entry.skipped = judged_ != nullptr && (*judged_)[entry.item];
+    return !entry.skipped;
+  }
+
+  template <class O>
+  void update(worker& by, const O& optimizer, held_state<O>& entry) {
+    if (!begin(entry)) return;
+    if constexpr (O::whole_matrix) {
+      entry.skipped =
+          judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(entry.gradient));
+      if (entry.skipped) return;
+      ++entry.step;
+      update_part(by, optimizer, entry, 0, entry.shape);
+    } else {
+      ++entry.step;
+      detail::for_each_part(
+          entry.shape.elements(), detail::widened_part,
+          [&](index_t first, index_t count) { update_usable(by, optimizer, entry, first, count); });
+    }
+  }
+
+  // Updates what is usable of a part of a piece, down to single blocks.
+  template <class O>
+  void update_usable(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+                     index_t count) {
+    constexpr auto block = static_cast<index_t>(block_elements);
+    const auto gradient = slice(entry.gradient, first, count);
+    if (judged_ != nullptr || is_usable<O>(by.backend.sum_of_squares(gradient))) {
+      update_part(by, optimizer, entry, first, {1, count});
+    } else if (count > block) {
+      detail::for_each_part(count, block, [&](index_t at, index_t n) {
+        update_usable(by, optimizer, entry, first + at, n);
+      });
+    } else {
+      entry.skipped = true;
+    }
+  }
+
+  // Updates `shape` from element `first` of what this rank has of an item.
+  template <class O>
+  void update_part(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+                   matrix_shape shape) {
+    detail::scratch_space scratch(by.scratch.span());
+    const auto stored = slice(entry.parameter, first, shape.elements());
+    const std::span<float> parameter = detail::widened(by.backend, stored, scratch);
+    const std::span<const float> gradient =
+        detail::widened(by.backend, slice(entry.gradient, first, shape.elements()), scratch);
+    apply(by, optimizer, entry, first, matrix_view<float>(parameter.data(), shape),
+          matrix_view<const float>(gradient.data(), shape), parameter, scratch);
+    detail::write_back(by.backend, parameter, stored, stream(entry, 0), entry.offset + first);
   }
 
   // Every rank gathers the whole gradient and repeats the whole update; of the parameter it has,
   // and keeps, only its own rows.
   template <class O>
-  void update_gathered(const O& optimizer, held_state<O>& entry,
-                       const update_context<float>& context) {
-    const matrix_shape shape = context_.plan.items[entry.item].shape;
-    const std::span<float> gradient = slice(workspace_.span(), 0, shape.elements());
-    const std::span<float> parameter = slice(workspace_.span(), gathered_, shape.elements());
-    auto request = context_.collective.start_all_gather(entry.gradient.flat(), gradient,
-                                                        entry.pieces, entry.label);
+  void update_gathered(const O& optimizer, held_state<O>& entry) {
+    if (!begin(entry)) return;
+    worker& by = workers_.front();
+    const std::span<reduced> all = slice(gathered_.span(), 0, entry.shape.elements());
+    auto request =
+        context_.collective.start_all_gather(entry.gradient, all, entry.pieces, entry.label);
     context_.book(phase::step);
     request.wait(context_.until());
-    const std::span<float> own = slice(parameter, entry.own_offset, entry.parameter.size());
-    context_.backend.fill(parameter, 0.0f);
-    context_.backend.copy(std::span<const float>(entry.parameter.flat()), own);
-    optimizer.update(context_.backend, entry.states, {parameter.data(), shape},
-                     {gradient.data(), shape}, context);
-    context_.backend.copy(std::span<const float>(own), entry.parameter.flat());
+    entry.skipped = judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(all));
+    if (!entry.skipped) {
+      ++entry.step;
+      detail::scratch_space scratch(by.scratch.span());
+      const std::span<float> gradient = detail::widened(by.backend, all, scratch);
+      const std::span<float> parameter = scratch.take(entry.shape.elements());
+      const auto own = slice(parameter, entry.own_offset, std::ssize(entry.parameter));
+      by.backend.fill(parameter, 0.0f);
+      detail::load(by.backend, entry.parameter, own);
+      apply(by, optimizer, entry, 0, matrix_view<float>(parameter.data(), entry.shape),
+            matrix_view<const float>(gradient.data(), entry.shape), own, scratch);
+      detail::store(by.backend, std::span<const float>(own), entry.parameter, stream(entry, 0),
+                    entry.own_offset);
+    }
     request.drain(context_.until());
+  }
+
+  // One call of the rule, on states from element `first`; `own` is what this rank keeps of the
+  // parameter. The rest of the scratch is the rule's workspace.
+  template <class O>
+  void apply(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
+             matrix_view<float> parameter, matrix_view<const float> gradient, std::span<float> own,
+             detail::scratch_space scratch) {
+    const auto specs = optimizer.states(parameter.shape());
+    const auto narrow_part = [&](std::size_t k) {
+      return slice(entry.states[k].narrow, first, specs[k].elements);
+    };
+    state_spans<O, float> states;
+    for (std::size_t k = 0; k < states.size(); ++k) {
+      states[k] = is_exact(specs[k]) ? slice(entry.states[k].exact, first, specs[k].elements)
+                                     : detail::widened(by.backend, narrow_part(k), scratch);
+    }
+    std::span<float> before{};
+    if (context_.options.measure_updates) {
+      before = scratch.take(std::ssize(own));
+      by.backend.copy(std::span<const float>(own), before);
+    }
+    optimizer.update(by.backend, states, parameter, gradient,
+                     update_context<float>{entry.step, learning_rate_scale_, scratch.rest()});
+    if (context_.options.measure_updates) {
+      by.backend.transform([](auto& b, const auto& w) { b = w - b; }, before,
+                           std::span<const float>(own));
+      entry.change += by.backend.sum_of_squares(std::span<const float>(before));
+    }
+    for (std::size_t k = 0; k < states.size(); ++k) {
+      if (is_exact(specs[k])) continue;
+      detail::write_back(by.backend, states[k], narrow_part(k), stream(entry, k + 1),
+                         entry.offset + first);
+    }
+  }
+
+  template <class O>
+  [[nodiscard]] std::uint64_t stream(const held_state<O>& entry, std::size_t value) const {
+    return rounding_stream{context_.options.rounding_seed, entry.item, value, entry.step}.key();
   }
 
   Context& context_;
   members optimizers_;
   typename entries_of<members>::type entries_;
-  storage memory_;
-  storage workspace_;
-  index_t gathered_ = 0;
+  typename Context::template storage<float> exact_;
+  typename Context::template storage<narrow_state> narrow_;
+  std::vector<worker> workers_;
+  typename Context::template storage<reduced> gathered_;  // a whole gradient
+  std::vector<std::function<void(worker&)>> updates_;
+  double learning_rate_scale_ = 1;             // of the step that runs
+  const std::vector<bool>* judged_ = nullptr;  // items to leave out of it, if they are known
+  crew crew_;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -13,6 +13,10 @@ TEST_CASE("eigen_backend conforms") {
   mfsdp_test::backend_conformance(eigen_backend{});
 }
 
+TEST_CASE("eigen_backend converts to and from 16-bit types") {
+  mfsdp_test::conversion_conformance(eigen_backend{});
+}
+
 TEST_CASE("host_buffer moves and cannot be copied") {
   static_assert(!std::is_copy_constructible_v<host_buffer<float>>);
   host_buffer<float> from(10);
@@ -29,6 +33,8 @@ TEST_CASE("checked builds poison fresh memory") {
   if (!checked) return;
   const host_buffer<float> fresh(100);
   for (const float x : fresh.span()) CHECK(std::isnan(x));
+  const host_buffer<bfloat16> narrow(100);
+  for (const bfloat16 x : narrow.span()) CHECK(std::isnan(static_cast<float>(x)));
 }
 
 TEST_CASE("the sum of squares of floats is exact where doubles are") {

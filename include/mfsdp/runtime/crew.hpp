@@ -16,10 +16,10 @@
 namespace mfsdp::inline MFSDP_ABI {
 
 // The calling thread and count - 1 others, which sleep between runs and never spin.
-class workers {
+class crew {
  public:
   // Errors: std::system_error if a thread cannot be started.
-  explicit workers(int count) {
+  explicit crew(int count) {
     try {
       for (int w = 1; w < count; ++w) threads_.emplace_back([this, w] { serve(w); });
     } catch (...) {
@@ -27,13 +27,13 @@ class workers {
       throw;
     }
   }
-  ~workers() { stop(); }
-  workers(const workers&) = delete;
-  workers& operator=(const workers&) = delete;
+  ~crew() { stop(); }
+  crew(const crew&) = delete;
+  crew& operator=(const crew&) = delete;
 
   [[nodiscard]] int count() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls task(i, worker) for each i < tasks, worker < count(), in any order and at the same time;
+  // Calls task(i, member) for each i < tasks, member < count(), in any order and at the same time;
   // returns when all are done. Rethrows the first exception; tasks that had not begun are then left
   // out.
   void run(std::size_t tasks, const std::function<void(std::size_t, int)>& task) {
@@ -54,7 +54,7 @@ class workers {
   }
 
  private:
-  void serve(int worker) {
+  void serve(int member) {
     for (std::size_t seen = 0;;) {
       {
         std::unique_lock lock(mutex_);
@@ -62,16 +62,16 @@ class workers {
         if (stopping_) return;
         seen = round_;
       }
-      work(worker);
+      work(member);
       const std::lock_guard lock(mutex_);
       if (--busy_ == 0) ended_.notify_one();
     }
   }
 
-  void work(int worker) {
+  void work(int member) {
     for (std::size_t i = next_++; i < tasks_; i = next_++) {
       try {
-        (*task_)(i, worker);
+        (*task_)(i, member);
       } catch (...) {
         next_ = tasks_;
         const std::lock_guard lock(mutex_);
