@@ -151,7 +151,7 @@ TEST_CASE("stacks and convolutions equal a plain loop over their matrices bit fo
 
 TEST_CASE("every slice of a stack is orthogonalised by itself, a convolution as one matrix") {
   model_spec spec;
-  spec.unit("u").stack("experts", 3, 8, 5, {.row_groups = 2}).convolution("kernel", {6, 2, 2, 3});
+  spec.unit("u").stack("experts", 3, 8, 5, {.row_groups = 2}).convolution("kernel", {12, 2, 1, 3});
   const auto gradient = [](std::size_t k) {
     return std::sin(1.7f * static_cast<float>(k)) * static_cast<float>(1 + k % 5);
   };
@@ -180,7 +180,7 @@ TEST_CASE("every slice of a stack is orthogonalised by itself, a convolution as 
     auto& all = expected["u.experts"];
     all.insert(all.end(), slice.begin(), slice.end());
   }
-  expected["u.kernel"] = updated(0, {6, 12});
+  expected["u.kernel"] = updated(0, {12, 6});
 
   const auto check = [&](auto placement) {
     thread_world{4}.run([&](auto comm) {

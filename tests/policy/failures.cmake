@@ -1,5 +1,5 @@
-# Checks that every test that a document quotes exists (docs/failures.md, docs/optimizers.md), after a
-# test of the check itself.
+# Checks that every test that a document quotes exists (docs/failures.md, docs/optimizers.md,
+# docs/optimizer_failures.md), after a test of the check itself.
 #
 #   cmake -D DOCUMENT=<file> -D TEST_DIR=<dir> -D SCRATCH_DIR=<dir> -P failures.cmake
 cmake_minimum_required(VERSION 3.24)
@@ -34,8 +34,8 @@ function(find_faults document test_dir result)
       continue()
     endif()
     read_plain(${file} source)
-    string(REGEX REPLACE "TEST_CASE\\([ \n]+" "TEST_CASE(" source "${source}")
-    string(FIND "${source}" "TEST_CASE(\"${name}\")" position)
+    string(REGEX REPLACE "TEST_CASE(_TEMPLATE)?\\([ \n]*" "TEST_CASE(" source "${source}")
+    string(FIND "${source}" "TEST_CASE(\"${name}\"" position)
     if(position EQUAL -1)
       list(APPEND faults "no such TEST_CASE: ${found}")
     endif()
@@ -48,7 +48,8 @@ endfunction()
 # A document that says `text` must give one fault that matches `expected`, or none if it is empty.
 function(expect_fault expected text)
   file(REMOVE_RECURSE ${SCRATCH_DIR})
-  file(WRITE ${SCRATCH_DIR}/tests/deep/some_test.cpp "TEST_CASE(\n    \"a, b [c]; d\") {}\n")
+  file(WRITE ${SCRATCH_DIR}/tests/deep/some_test.cpp
+       "TEST_CASE(\n    \"a, b [c]; d\") {}\nTEST_CASE_TEMPLATE(\"of T\", T, int) {}\n")
   file(WRITE ${SCRATCH_DIR}/text.md "${text}\n")
   find_faults(${SCRATCH_DIR}/text.md ${SCRATCH_DIR}/tests faults)
   list(LENGTH faults count)
@@ -59,6 +60,7 @@ function(expect_fault expected text)
 endfunction()
 
 expect_fault("" "| [x]; | `deep/some`: \"a, b [c]; d\", `deep/some`: \"a, b [c]; d\" |")
+expect_fault("" "`deep/some`: \"of T\"")
 expect_fault("no such TEST_CASE" "`deep/some`: \"a, b [c]\"")
 expect_fault("no file" "`other`: \"a, b [c]; d\"")
 expect_fault("not a quotation" "`deep/some`: \"a, b [c]; d\" \"e\"")
