@@ -31,7 +31,11 @@ struct contender {
 
 settings with_rate(settings how, const contender& c, double rate) {
   how.optimizer = c.optimizer;
-  (c.optimizer == "adamw" ? how.elementwise_rate : how.matrix_rate) = rate;
+  if (c.optimizer == "adamw") {
+    how.elementwise_rate = rate;
+  } else {
+    how.matrix_rate = rate;
+  }
   return how;
 }
 
@@ -97,7 +101,7 @@ void draw(const std::string& picture, const std::vector<contender>& contenders) 
 int main(int argc, char** argv) {
   CLI::App app{
       "Validation loss of the optimizers after equal steps and equal time, rates from a sweep."};
-  settings how{.ranks = 2, .steps = 200, .validate_every = 20};
+  settings how{.ranks = 2, .steps = 120, .validate_every = 12};
   std::string data_path;
   std::string json_path;
   std::string picture;
@@ -116,8 +120,8 @@ int main(int argc, char** argv) {
 
   std::vector<contender> contenders{
       {"muon", {0.01, 0.02, 0.04, 0.08}},
-      {"soap", {1e-3, 3e-3, 1e-2, 3e-2}},
-      {"shampoo", {1e-3, 3e-3, 1e-2, 3e-2}},
+      {"soap", {1e-3, 3e-3, 6e-3, 1e-2}},
+      {"shampoo", {1e-3, 3e-3, 6e-3, 1e-2}},
       {"adamw", {5e-4, 1e-3, 2e-3, 4e-3}},
   };
   try {
@@ -154,7 +158,8 @@ int main(int argc, char** argv) {
       const int steps = std::max(1, static_cast<int>(std::lround(budget / c.seconds_per_step)));
       for (int seed = 1; seed <= seeds; ++seed) {
         if (seed > 1) c.equal_steps.push_back(train(c, c.rate, how.steps, seed));
-        c.equal_time.push_back(train(c, c.rate, steps, seed));
+        c.equal_time.push_back(steps == how.steps ? c.equal_steps.back()
+                                                  : train(c, c.rate, steps, seed));
       }
     }
 
