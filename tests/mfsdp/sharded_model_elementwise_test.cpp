@@ -1,4 +1,4 @@
-// The bits of training and the traffic of a step, with one elementwise optimizer for everything.
+// The bits of training and the traffic of a step with one elementwise optimizer for all tensors.
 #include <doctest/doctest.h>
 
 #include "support/placement_equality.hpp"

@@ -1,4 +1,4 @@
-// The bits of training and the traffic of a step, with optimizers that orthogonalise.
+// The bits of training and the traffic of a step with optimizers that orthogonalise.
 #include <doctest/doctest.h>
 
 #include "support/placement_equality.hpp"
@@ -14,9 +14,4 @@ TEST_CASE("every preset of muon trains on owners as on full copies, and its step
 
 TEST_CASE("normuon trains on owners as on full copies, and its step moves nothing") {
   toy::check_placements_equal(mixed{normuon{}, adamw{}});
-}
-
-// Of less than full rank on most matrices.
-TEST_CASE("dion trains on owners as on full copies, and its step moves nothing") {
-  toy::check_placements_equal(mixed{dion{.rank = 8}, adamw{}});
 }
