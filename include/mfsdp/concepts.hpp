@@ -101,13 +101,12 @@ concept RowwiseBackend =
 
 //   symmetric_eigen(a, values)   replaces the symmetric a (n x n) by its eigenvectors, one in each
 //                      row, orthonormal, in the order of their eigenvalues, ascending. Reads one
-//                      triangle. If float fails it is done again in double; false if that fails
+//                      triangle. Should be done in double; false, with a as it was, if it fails
 //   orthonormalize_rows(a)       replaces a (r x n, r <= n) by the rows that Gram-Schmidt would
 //                      give, up to sign, by a stable method; rows of a deficient matrix are
 //                      completed
-//   permute(a, rows, cols, b)    b(i, j) = a(rows[i], cols[j]), b apart from a; an empty list
-//   stands
-//                      for all in order. The lists are in host memory
+//   permute(a, rows, cols, b)    b(i, j) = a(rows[i], cols[j]), b apart from a; an empty list is
+//                      all in order. The lists are in host memory
 template <class B>
 concept DecomposingBackend =
     RowwiseBackend<B> && requires(B backend, matrix_view<float> a, std::span<float> values,

@@ -147,12 +147,21 @@ class eigen_backend {
     }
   }
 
-  // Householder tridiagonalisation and implicit QR: about 9 n^3 operations at the speed of memory,
-  // and temporary memory for n^2 elements.
+  // Householder tridiagonalisation and implicit QR, in double whatever T is: about 9 n^3 operations
+  // at the speed of memory, and temporary memory for 2 n^2 doubles. The rows of a row-major matrix
+  // are the columns of a column-major one.
   template <class T>
   [[nodiscard]] bool symmetric_eigen(matrix_view<T> a, std::span<T> values) const {
     if (a.size() == 0) return true;
-    return symmetric_eigen_in<T>(a, values) || symmetric_eigen_in<double>(a, values);
+    Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>> vectors(a.data(), a.cols(),
+                                                                         a.rows());
+    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(vectors.template cast<double>());
+    if (solver.info() != Eigen::Success || !solver.eigenvectors().allFinite()) return false;
+    vectors = solver.eigenvectors().template cast<T>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<T>(solver.eigenvalues()[static_cast<index_t>(i)]);
+    }
+    return true;
   }
 
   // Householder QR of the transpose: 4 n r^2 - 4/3 r^3 operations for r x n.
@@ -231,21 +240,6 @@ class eigen_backend {
   template <class T>
   static Eigen::Map<const matrix<T>> map(matrix_view<const T> m) {
     return {m.data(), m.rows(), m.cols()};
-  }
-
-  // The rows of a row-major matrix are the columns of a column-major one.
-  template <class S, class T>
-  static bool symmetric_eigen_in(matrix_view<T> a, std::span<T> values) {
-    using columns = Eigen::Matrix<S, Eigen::Dynamic, Eigen::Dynamic>;
-    Eigen::Map<Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>> vectors(a.data(), a.cols(),
-                                                                         a.rows());
-    const Eigen::SelfAdjointEigenSolver<columns> solver(vectors.template cast<S>());
-    if (solver.info() != Eigen::Success || !solver.eigenvectors().allFinite()) return false;
-    vectors = solver.eigenvectors().template cast<T>();
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<T>(solver.eigenvalues()[static_cast<index_t>(i)]);
-    }
-    return true;
   }
 
   template <class Kernel, class... Block>

@@ -24,7 +24,7 @@ namespace mfsdp::inline MFSDP_ABI {
 //
 // A zero gradient decays W and M, nothing else; a matrix of a single row, column or element moves
 // by about 0.7 of its unit step. No finite float overflows; below a norm of about epsilon the step
-// fades; NaN or infinity in G spreads to all of W. The gradient is never written.
+// fades. G must be finite, which the runtime sees to. The gradient is never written.
 // The alignment of W, M and G does not matter, since products run in the workspace.
 // Cost: newton_schulz_flops; state and workspace about four matrices.
 struct muon {

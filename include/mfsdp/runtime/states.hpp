@@ -271,7 +271,7 @@ class optimizer_states {
         }
       }
     });
-    std::ranges::stable_sort(tasks, [](const task& a, const task& b) {
+    std::ranges::sort(tasks, [](const task& a, const task& b) {
       return std::tuple(b.flops, b.shape.rows, b.shape.cols) <
              std::tuple(a.flops, a.shape.rows, a.shape.cols);
     });

@@ -27,7 +27,7 @@ void for_each_part(index_t elements, index_t part, F&& f) {
 template <class T>
 class aligned_parts {
  public:
-  explicit aligned_parts(std::span<T> buffer) : rest_(buffer) {}
+  explicit aligned_parts(std::span<T> all) : rest_(all) {}
 
   // What a part takes up of the buffer.
   [[nodiscard]] static constexpr index_t size(index_t elements) {
