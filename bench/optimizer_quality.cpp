@@ -155,6 +155,12 @@ int main(int argc, char** argv) {
         c.equal_steps = {};
         c.equal_steps.push_back(std::move(run));
       }
+      if (c.equal_steps.empty()) {
+        throw std::runtime_error(c.optimizer + " diverges at every rate of its sweep");
+      }
+      if (c.rate == c.rates.front() || c.rate == c.rates.back()) {
+        fmt::print("note: the best rate of {} is at the edge of its sweep\n", c.optimizer);
+      }
       const int steps = std::max(1, static_cast<int>(std::lround(budget / c.seconds_per_step)));
       for (int seed = 1; seed <= seeds; ++seed) {
         if (seed > 1) c.equal_steps.push_back(train(c, c.rate, how.steps, seed));

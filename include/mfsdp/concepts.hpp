@@ -70,7 +70,8 @@ concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
 
 }  // namespace contract
 
-// Memory and arithmetic of one device, as an instance.
+// Memory and arithmetic of one device, as an instance. Copies may be called from several threads at
+// a time.
 //   allocate<T>(n)     owns n elements aligned to storage_alignment; .span() views them
 //   fill, copy         over spans; copy reaches the memory of the host from either side
 //   multiply(alpha, a, op_a, b, op_b, beta, c, d)   d = alpha op(a) op(b) + beta c, where d may be
@@ -201,7 +202,9 @@ using state_spans = contract::state_spans<O, T>;
 //   states(shape)      what it keeps of the parameter: std::array<state_spec, N>
 //   workspace_size(shape)   scratch elements of one update
 //   options()          optional: the options as text, compared between ranks at the start
-//   squares_gradient   optional: true if the squares of a gradient must be finite in T
+//   squares_gradient   optional: true if sums of squares of a gradient must be finite in T; the
+//                      runtime leaves out larger ones
+//   check()            optional: throws spec_error if the options make no sense
 //   update(backend, states, parameter, gradient, context)   never writes the gradient; an
 //                      elementwise piece arrives as a 1 x n view
 template <class O>
@@ -211,6 +214,11 @@ concept Optimizer = std::copyable<O> && contract::optimizer_name<O> &&
 
 template <class O, class B>
 concept UpdatesOn = Optimizer<O> && contract::optimizer_update<O, B>;
+
+// An optimizer that finds faults in its own options: check() throws spec_error, before anything
+// else is asked.
+template <class O>
+concept ChecksOptions = requires(const O& o) { o.check(); };
 
 // An optimizer of whole matrices that accepts placements that cut them: the runtime gathers the
 // gradient of each matrix in every step.

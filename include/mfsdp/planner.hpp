@@ -104,8 +104,12 @@ inline void require_whole_blocks(std::string_view placement, const placement_ite
 
 // Names of the optimizers, and what each of them asks for. Errors: at compile time, see make_plan.
 template <class P, class... Os>
-void set_optimizers(plan& p, std::vector<bool>& whole_matrix, const std::tuple<Os...>&) {
+void set_optimizers(plan& p, std::vector<bool>& whole_matrix, const std::tuple<Os...>& members) {
   static_assert(sizeof(contract::check_rules<P, std::tuple<Os...>>) > 0);
+  const auto check = [](const auto& member) {
+    if constexpr (requires { member.check(); }) member.check();
+  };
+  std::apply([&](const auto&... member) { (check(member), ...); }, members);
   (p.optimizers.emplace_back(Os::name), ...);
   (p.gathers.push_back(GathersMatrices<Os>), ...);
   (whole_matrix.push_back(Os::whole_matrix), ...);

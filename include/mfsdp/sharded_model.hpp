@@ -34,9 +34,10 @@ namespace mfsdp::inline MFSDP_ABI {
 
 struct step_result {
   std::int64_t step = 0;  // steps taken so far
-  // Tensors with a gradient that their optimizer could not use, NaN or infinite or too large to be
-  // squared: they, their momentum and other states are as before, not even decayed. After clip the
-  // same on all ranks, otherwise those of which this rank holds a part.
+  // Tensors of which a part has a gradient that its optimizer could not use, NaN or infinite or too
+  // large: this part, its momentum and other states are as before, not even decayed. A part is a
+  // matrix, row group or slice; of other tensors all after clip, and blocks of block_elements
+  // without. After clip the same on all ranks, otherwise those of which this rank holds a part.
   std::vector<std::string_view> skipped{};
 };
 
@@ -47,7 +48,8 @@ struct step_result {
 //   Memory      a Backend         Precision  a precision: the types of what is stored and moved
 //
 // All ranks construct it from equal arguments and make the same calls in the same order; letting go
-// of a unit is such a call, since it frees the buffer for a gather. Everything is allocated here.
+// of a unit is such a call, since it frees the buffer for a gather. Everything is allocated
+// here, apart from what backends and decompositions need for a moment.
 // Errors: spec_error if the arguments do not fit together; plan_error naming the ranks that have
 // another plan; later usage_error for calls in a wrong state and collective_error when another rank
 // does not come.
@@ -337,7 +339,7 @@ class sharded_model {
     gradients_.finish();
     parameters_.quiesce();
     torn_ = true;
-    states_.step(learning_rate_scale, clipped_ ? &refused_ : nullptr);
+    states_.step({learning_rate_scale, clipped_ ? &refused_ : nullptr});
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
       if (is_trainable_here(i)) masters_.publish(i);
     }
@@ -366,8 +368,9 @@ class sharded_model {
       throw usage_error("updates are measured only if model_options.measure_updates is true");
     }
     std::vector<update_size> sizes;
-    states_.for_each_update(
-        [&](std::size_t, bool, const update_size& size) { sizes.push_back(size); });
+    states_.for_each_update([&](std::size_t, bool, const update_size& size) {
+      if (size.elements > 0) sizes.push_back(size);
+    });
     return sizes;
   }
 

@@ -172,6 +172,35 @@ void multiply_symmetric_conformance(B& backend) {
   }
 }
 
+// The product of two polynomials of one symmetric matrix is symmetric, too, but for rounding.
+template <class T, class B>
+void multiply_commuting_conformance(B& backend) {
+  using mfsdp::index_t, mfsdp::transpose;
+  for (const index_t n : {1, 5, 33, 70}) {
+    CAPTURE(n);
+    auto p = backend.template allocate<T>(n * n);
+    auto q = backend.template allocate<T>(n * n);
+    auto expected = backend.template allocate<T>(n * n);
+    auto result = backend.template allocate<T>(n * n);
+    const auto matrix = [n](auto& of) { return mfsdp::matrix_view<T>(of.span().data(), n, n); };
+    for (index_t i = 0; i < n * n; ++i) p.span()[i] = sample<T>(i / n + i % n);
+    backend.multiply(T(1), matrix(p), transpose::no, matrix(p), transpose::no, T(0.5), matrix(p),
+                     matrix(q));
+    backend.multiply(T(1), matrix(p), transpose::no, matrix(q), transpose::no, T(2), matrix(q),
+                     matrix(expected));
+    backend.multiply_symmetric(T(1), matrix(p), transpose::no, matrix(q), transpose::no, T(2),
+                               matrix(q), matrix(result));
+    double error = 0;
+    double largest = 0;
+    for (index_t i = 0; i < n * n; ++i) {
+      const double e = static_cast<double>(expected.span()[i]);
+      error = std::max(error, std::abs(static_cast<double>(result.span()[i]) - e));
+      largest = std::max(largest, std::abs(e));
+    }
+    CHECK(error <= 16 * static_cast<double>(n) * std::numeric_limits<T>::epsilon() * largest);
+  }
+}
+
 // Every size, aligned and not: each element as if it were alone, nothing written beyond the end,
 // constant spans unchanged.
 template <class T, class B>
@@ -414,6 +443,7 @@ void backend_conformance(B backend) {
     allocation_conformance<T>(backend);
     multiply_conformance<T>(backend);
     multiply_symmetric_conformance<T>(backend);
+    multiply_commuting_conformance<T>(backend);
     transform_conformance<T>(backend);
     sum_of_squares_conformance<T>(backend);
     if constexpr (mfsdp::RowwiseBackend<B>) rowwise_conformance<T>(backend);

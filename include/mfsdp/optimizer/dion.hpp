@@ -39,7 +39,11 @@ struct dion {
 
   static constexpr std::string_view name = "dion";
   static constexpr bool whole_matrix = true;
+  static constexpr bool squares_gradient = true;
 
+  void check() const {
+    if (rank < 1) throw spec_error(fmt::format("dion: the rank {} is not positive", rank));
+  }
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
     return fmt::format("dion {} {} {} {}", learning_rate, momentum, weight_decay, rank);

@@ -39,7 +39,11 @@ struct gathered {
   static constexpr std::string_view name{text_.data(), text_.size()};
   static constexpr bool whole_matrix = true;
   static constexpr bool gathers = true;
+  static constexpr bool squares_gradient = requires { requires O::squares_gradient; };
 
+  void check() const {
+    if constexpr (ChecksOptions<O>) inner.check();
+  }
   [[nodiscard]] std::string options() const
     requires requires(const O& o) { o.options(); }
   {

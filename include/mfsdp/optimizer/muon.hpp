@@ -99,6 +99,7 @@ struct muon {
                      .scale = update_scale::match_rms}};
   }
 
+  void check() const { detail::check_muon(name, momentum, form); }
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
     return fmt::format("muon {} {} {} {}", learning_rate, momentum, weight_decay,

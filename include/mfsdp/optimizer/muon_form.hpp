@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
@@ -73,8 +74,22 @@ namespace detail {
       fmt::format("{} {} {} {} {} {} {} {} {}", static_cast<int>(form.momentum), form.nesterov,
                   steps, safety, epsilon, static_cast<int>(rule), static_cast<int>(carried_out),
                   static_cast<int>(form.scale), static_cast<int>(form.decay));
-  for (const auto& [a, b, c] : coefficients) text += fmt::format(" {} {} {}", a, b, c);
+  for (const auto& [a, b, c] : coefficients.rows()) text += fmt::format(" {} {} {}", a, b, c);
   return text;
+}
+
+// Errors: spec_error if the numbers make no sense.
+inline void check_muon(std::string_view name, double momentum, const muon_form& form) {
+  if (!(momentum >= 0 && momentum < 1)) {
+    throw spec_error(fmt::format("{}: momentum is {}, not from 0 up to 1", name, momentum));
+  }
+  const newton_schulz_options& how = form.orthogonalization;
+  if (how.steps < 0 || !(how.epsilon > 0) || !(how.safety > 0)) {
+    throw spec_error(
+        fmt::format("{}: {} steps, epsilon {} and safety {} of the orthogonalisation; steps cannot "
+                    "be negative, the others must be positive",
+                    name, how.steps, how.epsilon, how.safety));
+  }
 }
 
 // The momentum takes the gradient; x becomes what is to be orthogonalised.

@@ -19,11 +19,37 @@ struct newton_schulz_row {
   double a = 0;
   double b = 0;
   double c = 0;
+  friend constexpr bool operator==(const newton_schulz_row&, const newton_schulz_row&) = default;
 };
 
 // Keller Jordan's, the same for every iteration: lifts small singular values fast and leaves all of
 // them within about [0.68, 1.14] rather than at one. Source: github.com/KellerJordan/Muon.
 inline constexpr std::array<newton_schulz_row, 1> keller_coefficients{{{3.4445, -4.7750, 2.0315}}};
+
+// The rows of a run by value: the first for the first iteration, the last repeats. At most ten,
+// which is more than any published table has.
+class newton_schulz_table {
+ public:
+  template <std::size_t N>
+    requires(N >= 1 && N <= 10)
+  constexpr newton_schulz_table(const std::array<newton_schulz_row, N>& rows) : size_(N) {
+    std::copy(rows.begin(), rows.end(), rows_.begin());
+  }
+
+  [[nodiscard]] constexpr std::span<const newton_schulz_row> rows() const {
+    return std::span(rows_).first(size_);
+  }
+  // Of iteration 0, 1, ...
+  [[nodiscard]] constexpr const newton_schulz_row& operator[](int step) const {
+    return rows_[std::min(static_cast<std::size_t>(step), size_ - 1)];
+  }
+  friend constexpr bool operator==(const newton_schulz_table&,
+                                   const newton_schulz_table&) = default;
+
+ private:
+  std::array<newton_schulz_row, 10> rows_{};
+  std::size_t size_;
+};
 
 enum class epsilon_rule { add, clamp };
 
@@ -37,7 +63,7 @@ enum class newton_schulz_form { automatic, direct, gram };
 
 // What is iterated, and on what: x / (safety |x|_F + epsilon) or x / max(safety |x|_F, epsilon).
 struct newton_schulz_options {
-  std::span<const newton_schulz_row> coefficients = keller_coefficients;  // the last row repeats
+  newton_schulz_table coefficients = keller_coefficients;
   int steps = 5;
   double safety = 1;      // above one: keeps rounded singular values inside the polynomial's range
   double epsilon = 1e-7;  // positive
@@ -127,10 +153,6 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
                      static_cast<T>(diagonal), now, next);
     std::swap(now, next);
   };
-  const auto coefficients = [&](int step) {
-    return options
-        .coefficients[std::min(static_cast<std::size_t>(step), options.coefficients.size() - 1)];
-  };
 
   // As a root applied twice, since the inverse itself may be too small for T. An odd number of
   // exchanges of now and next starts in the workspace and so ends in x.
@@ -151,7 +173,7 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
     const matrix_view<T> r = square(0);
     const matrix_view<T> z = square(1);
     for (int step = 0; step < options.steps; ++step) {
-      const auto [a, b, c] = coefficients(step);
+      const auto [a, b, c] = options.coefficients[step];
       gram(r);
       symmetric(c, r, r, b, r, z);
       apply(z, a);
@@ -165,7 +187,7 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
   const matrix_view<T> r = square(2);
   double shift = 1;
   for (int step = 0; step < options.steps; ++step) {
-    const auto [a, b, c] = coefficients(step);
+    const auto [a, b, c] = options.coefficients[step];
     const bool first = step == 0 || detail::gram_restarts(step);
     const bool last = step + 1 == options.steps || detail::gram_restarts(step + 1);
     const matrix_view<T> z = first ? q : square(3);

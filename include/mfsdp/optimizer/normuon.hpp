@@ -39,6 +39,7 @@ struct normuon {
   static constexpr std::string_view name = "normuon";
   static constexpr bool whole_matrix = true;
 
+  void check() const { detail::check_muon(name, momentum, form); }
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
     return fmt::format("normuon {} {} {} {} {}", learning_rate, momentum, second_moment_decay,

@@ -76,7 +76,7 @@ template <class O>
       std::move(optimizer));
 }
 
-// Tensors of one role; a model need not have any.
+// Tensors of one role; a model need not have any, unless the optimizer updates whole matrices.
 template <class O>
 [[nodiscard]] parameter_group<O> for_role(tensor_role role, O optimizer) {
   return {{std::string(to_string(role)), true},

@@ -69,6 +69,15 @@ struct shampoo {
   static constexpr bool whole_matrix = true;
   static constexpr bool squares_gradient = true;
 
+  void check() const {
+    if (frequency < 1 || first_root() < 1 || max_preconditioner_dimension < 1) {
+      throw spec_error(
+          fmt::format("shampoo: frequency {}, start {} and max_preconditioner_dimension {} must be "
+                      "positive",
+                      frequency, first_root(), max_preconditioner_dimension));
+    }
+    if (!(epsilon > 0)) throw spec_error(fmt::format("shampoo: epsilon is {}", epsilon));
+  }
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
     std::string text =

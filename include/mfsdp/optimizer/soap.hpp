@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -92,6 +93,13 @@ struct soap {
     return {.beta1 = 0.9, .frequency = 1, .form = soap_form::current_gradient};
   }
 
+  void check() const {
+    if (frequency < 1 || max_preconditioner_dimension < 0) {
+      throw spec_error(fmt::format(
+          "soap: frequency {} must be positive, max_preconditioner_dimension {} not negative",
+          frequency, max_preconditioner_dimension));
+    }
+  }
   // For the check that all ranks use the same.
   [[nodiscard]] std::string options() const {
     return fmt::format("soap {} {} {} {} {} {} {} {} {}", learning_rate, beta1, beta2,
@@ -321,6 +329,9 @@ struct soap {
 
       std::vector<T> quotients(static_cast<std::size_t>(n));
       backend_.copy(sums.flat(), std::span<T>(quotients));
+      for (T& quotient : quotients) {  // an order needs numbers
+        if (std::isnan(quotient)) quotient = std::numeric_limits<T>::lowest();
+      }
       std::vector<index_t> rows(quotients.size());
       std::iota(rows.begin(), rows.end(), index_t{0});
       std::sort(rows.begin(), rows.end(), [&quotients](index_t a, index_t b) {

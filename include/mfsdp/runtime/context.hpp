@@ -24,11 +24,13 @@ namespace mfsdp::inline MFSDP_ABI {
 // Why a unit is acquired. Forward is followed by a backward over the same units, evaluate is not.
 enum class pass { forward, backward, evaluate };
 
-// What the last step did to what this rank holds of one tensor or row group.
+// What the last step did to a part of a tensor that this rank holds: a matrix, a row group, a slice
+// of a stack, or a piece.
 struct update_size {
   std::string_view tensor;
+  index_t offset = 0;  // of the part, from the start of the tensor
   index_t elements = 0;
-  double sum_of_squares = 0;  // of the change
+  double sum_of_squares = 0;  // of the change, before it is rounded to the type of the parameter
 
   [[nodiscard]] double root_mean_square() const {
     return elements == 0 ? 0 : std::sqrt(sum_of_squares / static_cast<double>(elements));
@@ -97,7 +99,8 @@ struct model_options {
   // Deadline of every wait; positive.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
   // Threads of this rank that share out the updates of a step, one parameter each; positive. Each
-  // has a scratch of its own. For ranks that have several cores; results do not depend on it.
+  // has a scratch and a copy of the backend of its own. For ranks that have several cores; results
+  // do not depend on it.
   int update_threads = 1;
   // Whether step() measures what it changes, for sharded_model::updates(). Costs two passes over
   // the parameters and scratch for the largest of them.

@@ -19,6 +19,12 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
+// What one step knows.
+struct step_request {
+  double learning_rate_scale = 1;
+  const std::vector<bool>* left_out = nullptr;  // by item, if all gradients have been judged
+};
+
 template <class Context, class Optimizers>
 class optimizer_states {
  public:
@@ -54,18 +60,17 @@ class optimizer_states {
   }
 
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
-  // A gradient that its optimizer cannot use leaves parameter and states as they are: of a matrix
-  // all, of any other tensor blocks of block_elements. So no rank has to ask another, and cuts
-  // between blocks change nothing. If `judged` is given, it has the items to leave out instead.
-  void step(double learning_rate_scale, const std::vector<bool>* judged) {
-    learning_rate_scale_ = learning_rate_scale;
-    judged_ = judged;
-    crew_.run(updates_.size(), [this](std::size_t i, int member) {
-      updates_[i](workers_[static_cast<std::size_t>(member)]);
+  // A gradient that its optimizer cannot use leaves parameter and states as they are: all of a
+  // matrix of a matrix optimizer, otherwise blocks of block_elements. So no rank has to ask
+  // another, and cuts between blocks change nothing. If the step is told which items to leave out,
+  // it looks no further.
+  void step(const step_request& now) {
+    crew_.run(updates_.size(), [&](std::size_t i, int member) {
+      updates_[i](workers_[static_cast<std::size_t>(member)], now);
     });
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       if constexpr (GathersMatrices<O>) {
-        for (auto& entry : entries) update_gathered(optimizer, entry);
+        for (auto& entry : entries) update_gathered(optimizer, entry, now);
       }
     });
   }
@@ -76,9 +81,10 @@ class optimizer_states {
   void for_each_update(Visit&& visit) {
     for_each_optimizer([&](const auto&, auto& entries, int) {
       for (const auto& entry : entries) {
+        const placement_item& item = context_.plan.items[entry.item];
         visit(entry.item, entry.skipped,
-              update_size{context_.plan.items[entry.item].name, std::ssize(entry.parameter),
-                          entry.change});
+              update_size{item.name, item.offset + entry.offset + entry.own_offset,
+                          std::ssize(entry.parameter), entry.change});
       }
     });
   }
@@ -140,8 +146,8 @@ class optimizer_states {
   }
 
   template <class O, class Parameter, class Gradient>
-  void collect(const O&, std::vector<held_state<O>>& entries, int which, Parameter& parameter,
-               Gradient& gradient) {
+  void collect(const O& optimizer, std::vector<held_state<O>>& entries, int which,
+               Parameter& parameter, Gradient& gradient) {
     const plan& plan = context_.plan;
     for (std::size_t i = 0; i < plan.local_segments.size(); ++i) {
       const local_segment& segment = plan.local_segments[i];
@@ -164,6 +170,7 @@ class optimizer_states {
         if (own) entries.back().own_offset = segment.offset;
       } else {
         if (!own) continue;
+        require_piecewise_states<O>(optimizer, item);
         entries.push_back({.item = segment.item,
                            .shape = O::whole_matrix ? item.shape : matrix_shape{1, segment.count},
                            .offset = segment.offset});
@@ -171,6 +178,21 @@ class optimizer_states {
       if (own) {
         entries.back().parameter = parameter(i);
         entries.back().gradient = gradient(i);
+      }
+    }
+  }
+
+  // Errors: spec_error unless the states of an elementwise optimizer follow the elements.
+  template <class O>
+  static void require_piecewise_states(const O& optimizer, const placement_item& item) {
+    if constexpr (!O::whole_matrix) {
+      for (const state_spec& state : optimizer.states(item.shape)) {
+        if (state.elements == item.elements()) continue;
+        throw spec_error(
+            fmt::format("tensor '{}': optimizer '{}' works on pieces, so its state '{}' must have "
+                        "an element for "
+                        "each of the {}, not {}",
+                        item.name, O::name, state.name, item.elements(), state.elements));
       }
     }
   }
@@ -260,14 +282,15 @@ class optimizer_states {
     struct task {
       index_t flops;
       matrix_shape shape;
-      std::function<void(worker&)> run;
+      std::function<void(worker&, const step_request&)> run;
     };
     std::vector<task> tasks;
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       if constexpr (!GathersMatrices<O>) {
         for (auto& entry : entries) {
-          tasks.push_back({optimizer.flops(entry.shape), entry.shape,
-                           [&](worker& by) { update(by, optimizer, entry); }});
+          tasks.push_back(
+              {optimizer.flops(entry.shape), entry.shape,
+               [&](worker& by, const step_request& now) { update(by, optimizer, entry, now); }});
         }
       }
     });
@@ -278,52 +301,57 @@ class optimizer_states {
     for (task& t : tasks) updates_.push_back(std::move(t.run));
   }
 
-  // Half of the largest float to the second, so that sums of few products are finite, too.
+  // Far enough below the largest float for sums and averages of many such gradients.
   template <class O>
   [[nodiscard]] static bool is_usable(double sum_of_squares) {
+    constexpr double largest = std::numeric_limits<float>::max();
+    constexpr double room = 1 << 20;
     if constexpr (requires { requires O::squares_gradient; }) {
-      return sum_of_squares <= std::numeric_limits<float>::max() / 4;
+      return sum_of_squares <= largest / room;
     } else {
-      return std::isfinite(sum_of_squares);
+      return std::sqrt(sum_of_squares) <= largest / room;
     }
   }
+  template <class O, class T>
+  [[nodiscard]] static bool is_usable(worker& by, std::span<T> gradient, const step_request& now) {
+    return now.left_out != nullptr || is_usable<O>(by.backend.sum_of_squares(gradient));
+  }
 
-  // Whether the item is known to be left out; if not, each part is judged by itself.
+  // Clears what the last step said of an entry; false if this one leaves it out altogether.
   template <class O>
-  [[nodiscard]] bool begin(held_state<O>& entry) const {
+  [[nodiscard]] static bool takes_part(held_state<O>& entry, const step_request& now) {
     entry.change = 0;
-    entry.skipped = judged_ != nullptr && (*judged_)[entry.item];
+    entry.skipped = now.left_out != nullptr && (*now.left_out)[entry.item];
     return !entry.skipped;
   }
 
   template <class O>
-  void update(worker& by, const O& optimizer, held_state<O>& entry) {
-    if (!begin(entry)) return;
+  void update(worker& by, const O& optimizer, held_state<O>& entry, const step_request& now) {
+    if (!takes_part(entry, now)) return;
     if constexpr (O::whole_matrix) {
-      entry.skipped =
-          judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(entry.gradient));
+      entry.skipped = !is_usable<O>(by, entry.gradient, now);
       if (entry.skipped) return;
       ++entry.step;
-      update_part(by, optimizer, entry, 0, entry.shape);
+      update_part(by, optimizer, entry, 0, entry.shape, now);
     } else {
-      ++entry.step;
-      detail::for_each_part(
-          entry.shape.elements(), detail::widened_part,
-          [&](index_t first, index_t count) { update_usable(by, optimizer, entry, first, count); });
+      ++entry.step;  // even if no block is usable: other ranks may have blocks that are
+      detail::for_each_part(entry.shape.elements(), detail::widened_part,
+                            [&](index_t first, index_t count) {
+                              update_usable(by, optimizer, entry, first, count, now);
+                            });
     }
   }
 
   // Updates what is usable of a part of a piece, down to single blocks.
   template <class O>
   void update_usable(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
-                     index_t count) {
+                     index_t count, const step_request& now) {
     constexpr auto block = static_cast<index_t>(block_elements);
-    const auto gradient = slice(entry.gradient, first, count);
-    if (judged_ != nullptr || is_usable<O>(by.backend.sum_of_squares(gradient))) {
-      update_part(by, optimizer, entry, first, {1, count});
+    if (is_usable<O>(by, slice(entry.gradient, first, count), now)) {
+      update_part(by, optimizer, entry, first, {1, count}, now);
     } else if (count > block) {
       detail::for_each_part(count, block, [&](index_t at, index_t n) {
-        update_usable(by, optimizer, entry, first + at, n);
+        update_usable(by, optimizer, entry, first + at, n, now);
       });
     } else {
       entry.skipped = true;
@@ -333,29 +361,29 @@ class optimizer_states {
   // Updates `shape` from element `first` of what this rank has of an item.
   template <class O>
   void update_part(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
-                   matrix_shape shape) {
+                   matrix_shape shape, const step_request& now) {
     detail::scratch_space scratch(by.scratch.span());
     const auto stored = slice(entry.parameter, first, shape.elements());
     const std::span<float> parameter = detail::widened(by.backend, stored, scratch);
     const std::span<const float> gradient =
         detail::widened(by.backend, slice(entry.gradient, first, shape.elements()), scratch);
     apply(by, optimizer, entry, first, matrix_view<float>(parameter.data(), shape),
-          matrix_view<const float>(gradient.data(), shape), parameter, scratch);
+          matrix_view<const float>(gradient.data(), shape), parameter, scratch, now);
     detail::write_back(by.backend, parameter, stored, stream(entry, 0), entry.offset + first);
   }
 
   // Every rank gathers the whole gradient and repeats the whole update; of the parameter it has,
   // and keeps, only its own rows.
   template <class O>
-  void update_gathered(const O& optimizer, held_state<O>& entry) {
-    if (!begin(entry)) return;
+  void update_gathered(const O& optimizer, held_state<O>& entry, const step_request& now) {
+    if (!takes_part(entry, now)) return;
     worker& by = workers_.front();
     const std::span<reduced> all = slice(gathered_.span(), 0, entry.shape.elements());
     auto request =
         context_.collective.start_all_gather(entry.gradient, all, entry.pieces, entry.label);
     context_.book(phase::step);
     request.wait(context_.until());
-    entry.skipped = judged_ == nullptr && !is_usable<O>(by.backend.sum_of_squares(all));
+    entry.skipped = !is_usable<O>(by, all, now);
     if (!entry.skipped) {
       ++entry.step;
       detail::scratch_space scratch(by.scratch.span());
@@ -365,7 +393,7 @@ class optimizer_states {
       by.backend.fill(parameter, 0.0f);
       detail::load(by.backend, entry.parameter, own);
       apply(by, optimizer, entry, 0, matrix_view<float>(parameter.data(), entry.shape),
-            matrix_view<const float>(gradient.data(), entry.shape), own, scratch);
+            matrix_view<const float>(gradient.data(), entry.shape), own, scratch, now);
       detail::store(by.backend, std::span<const float>(own), entry.parameter, stream(entry, 0),
                     entry.own_offset);
     }
@@ -377,7 +405,7 @@ class optimizer_states {
   template <class O>
   void apply(worker& by, const O& optimizer, held_state<O>& entry, index_t first,
              matrix_view<float> parameter, matrix_view<const float> gradient, std::span<float> own,
-             detail::scratch_space scratch) {
+             detail::scratch_space scratch, const step_request& now) {
     const auto specs = optimizer.states(parameter.shape());
     const auto narrow_part = [&](std::size_t k) {
       return slice(entry.states[k].narrow, first, specs[k].elements);
@@ -393,7 +421,7 @@ class optimizer_states {
       by.backend.copy(std::span<const float>(own), before);
     }
     optimizer.update(by.backend, states, parameter, gradient,
-                     update_context<float>{entry.step, learning_rate_scale_, scratch.rest()});
+                     update_context<float>{entry.step, now.learning_rate_scale, scratch.rest()});
     if (context_.options.measure_updates) {
       by.backend.transform([](auto& b, const auto& w) { b = w - b; }, before,
                            std::span<const float>(own));
@@ -418,9 +446,7 @@ class optimizer_states {
   typename Context::template storage<narrow_state> narrow_;
   std::vector<worker> workers_;
   typename Context::template storage<reduced> gathered_;  // a whole gradient
-  std::vector<std::function<void(worker&)>> updates_;
-  double learning_rate_scale_ = 1;             // of the step that runs
-  const std::vector<bool>* judged_ = nullptr;  // items to leave out of it, if they are known
+  std::vector<std::function<void(worker&, const step_request&)>> updates_;
   crew crew_;
 };
 

@@ -20,8 +20,8 @@ using mfsdp_test::relative_distance;
 using mfsdp_test::wavy_matrix;
 
 // Presets and changes of them are constants.
-static_assert(muon{.learning_rate = 0.1}.form.orthogonalization.coefficients.data() ==
-              muon::keller().form.orthogonalization.coefficients.data());
+static_assert(muon{.learning_rate = 0.1}.form.orthogonalization.coefficients ==
+              muon::keller().form.orthogonalization.coefficients);
 static_assert(muon::torch_match_rms().form.scale == update_scale::match_rms);
 static_assert(muon_presets[6].rule.form.orthogonalization.coefficients[4].a ==
               polar_express_coefficients[4].a / 1.05);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mfsdp/backend/cpu.hpp"
+#include "mfsdp/optimizer/newton_schulz_tables.hpp"
 #include "support/allocations.hpp"
 #include "support/golden.hpp"
 
@@ -35,18 +36,8 @@ std::vector<T> orthogonalised(const std::vector<T>& values, matrix_shape shape,
 }
 
 // The Polar Express, the table with the steepest start, made safe by 1.05.
-std::vector<newton_schulz_row> polar_express() {
-  std::vector<newton_schulz_row> rows{{8.28721201814563, -23.595886519098837, 17.300387312530933},
-                                      {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
-                                      {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
-                                      {3.3184196573706015, -2.488488024314874, 0.51004894012372},
-                                      {2.300652019954817, -1.6689039845747493, 0.4188073119525673}};
-  for (auto& [a, b, c] : rows) {
-    a /= 1.05;
-    b /= std::pow(1.05, 3);
-    c /= std::pow(1.05, 5);
-  }
-  return rows;
+newton_schulz_table polar_express() {
+  return with_safety(polar_express_coefficients, 1.05);
 }
 
 // Without structure; the quadratic phase makes it of full rank.
@@ -150,7 +141,7 @@ TEST_CASE("a table shorter than the steps repeats its last row, a longer one is 
 
 TEST_CASE("each form equals the reference of the Gram form in double and follows it in float") {
   const auto golden = mfsdp_test::read_golden("optimizer_golden.txt");
-  const std::vector<newton_schulz_row> table = polar_express();
+  const newton_schulz_table table = polar_express();
   for (const std::string name : {"3x5", "5x3", "4x4", "1x5", "5x1", "1x1"}) {
     for (const newton_schulz_form form : forms) {
       CAPTURE(name);
@@ -166,11 +157,11 @@ TEST_CASE("each form equals the reference of the Gram form in double and follows
 }
 
 TEST_CASE("the forms agree, for any number of steps") {
-  const std::vector<newton_schulz_row> table = polar_express();
+  const newton_schulz_table table = polar_express();
   for (const matrix_shape shape : {matrix_shape{24, 60}, {60, 24}, {30, 30}, {8, 4096}}) {
     const std::vector<double> x = full_rank(shape);
-    for (const std::span<const newton_schulz_row> coefficients :
-         {std::span<const newton_schulz_row>(keller_coefficients), std::span(table)}) {
+    for (const newton_schulz_table coefficients :
+         {newton_schulz_table(keller_coefficients), table}) {
       for (const int steps : {0, 1, 2, 3, 4, 5, 6, 8, 9}) {
         CAPTURE(shape.rows);
         CAPTURE(steps);
@@ -187,9 +178,8 @@ TEST_CASE("the forms agree, for any number of steps") {
 }
 
 TEST_CASE("the Gram form stays finite where most singular values vanish") {
-  const std::vector<newton_schulz_row> table = polar_express();
-  for (const std::span<const newton_schulz_row> coefficients :
-       {std::span<const newton_schulz_row>(keller_coefficients), std::span(table)}) {
+  const newton_schulz_table table = polar_express();
+  for (const newton_schulz_table coefficients : {newton_schulz_table(keller_coefficients), table}) {
     // Rank 2 but for rounding, which either form lifts by 500 to 1000 in five steps.
     const matrix_shape small{40, 100};
     std::vector<double> x;
