@@ -263,6 +263,13 @@ class optimizer_states {
     gathered_ = context_.template allocate<reduced>(memory_kind::workspace, gathered);
   }
 
+  struct difference {
+    template <class A, class B>
+    void operator()(A& before, const B& after) const {
+      before = after - before;
+    }
+  };
+
   // What one update of a parameter takes of the scratch.
   template <class O>
   [[nodiscard]] index_t scratch_size(const O& optimizer, matrix_shape shape) const {
@@ -423,8 +430,7 @@ class optimizer_states {
     optimizer.update(by.backend, states, parameter, gradient,
                      update_context<float>{entry.step, now.learning_rate_scale, scratch.rest()});
     if (context_.options.measure_updates) {
-      by.backend.transform([](auto& b, const auto& w) { b = w - b; }, before,
-                           std::span<const float>(own));
+      by.backend.transform(difference{}, before, std::span<const float>(own));
       entry.change += by.backend.sum_of_squares(std::span<const float>(before));
     }
     for (std::size_t k = 0; k < states.size(); ++k) {

@@ -160,7 +160,7 @@ TEST_CASE("the forms agree, for any number of steps") {
   const newton_schulz_table table = polar_express();
   for (const matrix_shape shape : {matrix_shape{24, 60}, {60, 24}, {30, 30}, {8, 4096}}) {
     const std::vector<double> x = full_rank(shape);
-    for (const newton_schulz_table coefficients :
+    for (const newton_schulz_table& coefficients :
          {newton_schulz_table(keller_coefficients), table}) {
       for (const int steps : {0, 1, 2, 3, 4, 5, 6, 8, 9}) {
         CAPTURE(shape.rows);
@@ -179,7 +179,8 @@ TEST_CASE("the forms agree, for any number of steps") {
 
 TEST_CASE("the Gram form stays finite where most singular values vanish") {
   const newton_schulz_table table = polar_express();
-  for (const newton_schulz_table coefficients : {newton_schulz_table(keller_coefficients), table}) {
+  for (const newton_schulz_table& coefficients :
+       {newton_schulz_table(keller_coefficients), table}) {
     // Rank 2 but for rounding, which either form lifts by 500 to 1000 in five steps.
     const matrix_shape small{40, 100};
     std::vector<double> x;
