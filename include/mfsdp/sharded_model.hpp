@@ -416,7 +416,8 @@ class sharded_model {
         detail::for_each_part(segment.count, detail::widened_part, [&](index_t at, index_t count) {
           const std::span<float> part = slice(states_.scratch(), 0, count);
           fill(tensor, part, first + at);
-          context_.backend.convert(std::span<const float>(part), slice(values, at, count));
+          detail::store_nearest(context_.backend, std::span<const float>(part),
+                                slice(values, at, count));
         });
       }
     };

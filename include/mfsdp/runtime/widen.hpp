@@ -70,6 +70,16 @@ void store(B& backend, std::span<const float> values, std::span<T> stored, std::
   }
 }
 
+// The same, rounded to nearest.
+template <class B, class T>
+void store_nearest(B& backend, std::span<const float> values, std::span<T> stored) {
+  if constexpr (is_float<T>) {
+    backend.copy(values, stored);
+  } else {
+    backend.convert(values, stored);
+  }
+}
+
 // Stored values as floats to read and write: themselves, or a copy in scratch.
 template <class B, class T>
 [[nodiscard]] auto widened(B& backend, std::span<T> stored, scratch_space& scratch) {
