@@ -191,6 +191,7 @@ struct cost {
     refresh += static_cast<double>(times) * other.refresh;
   }
   [[nodiscard]] double amortised(index_t frequency) const {
+    if (frequency == 1) return plain_step;
     const double f = static_cast<double>(frequency);
     return ((f - 1) * plain_step + refresh) / f;
   }
