@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "report.hpp"
 #include "train_gpt/choices.hpp"
 
 namespace {
@@ -37,11 +38,6 @@ settings with_rate(settings how, const contender& c, double rate) {
     how.matrix_rate = rate;
   }
   return how;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
 }
 
 double mean_loss(const std::vector<outcome>& runs) {
@@ -184,12 +180,7 @@ int main(int argc, char** argv) {
       figures["spread_equal_time_" + c.optimizer] = spread(c.equal_time);
     }
     if (!picture.empty()) draw(picture, contenders);
-    if (!json_path.empty()) {
-      std::ofstream file(json_path);
-      file << figures.dump(2) << '\n';
-      file.close();
-      if (!file) throw std::runtime_error("cannot write " + json_path);
-    }
+    write_figures(json_path, figures);
   } catch (const std::exception& e) {
     fmt::print(stderr, "optimizer_quality: {}\n", e.what());
     return 1;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "mfsdp/mfsdp.hpp"
+#include "report.hpp"
 
 namespace {
 
@@ -39,11 +40,6 @@ double seconds(auto&& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
 }
 
 matrix sample(matrix_shape shape, double phase) {
@@ -326,14 +322,11 @@ int main(int argc, char** argv) {
     figures["speedup_" + l.name] = plain / mine;
     figures["state_bytes_per_parameter_" + l.name] = l.state_bytes;
   }
-  if (!json_path.empty()) {
-    std::ofstream file(json_path);
-    file << figures.dump(2) << '\n';
-    file.close();
-    if (!file) {
-      fmt::print(stderr, "optimizer_step: cannot write {}\n", json_path);
-      return 1;
-    }
+  try {
+    write_figures(json_path, figures);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "optimizer_step: {}\n", e.what());
+    return 1;
   }
   return 0;
 }

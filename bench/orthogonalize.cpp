@@ -20,6 +20,7 @@
 #include "mfsdp/backend/cpu.hpp"
 #include "mfsdp/error.hpp"
 #include "mfsdp/optimizer/newton_schulz.hpp"
+#include "report.hpp"
 #include "support/allocations.hpp"
 
 #if MFSDP_X86_64
@@ -148,12 +149,7 @@ class collector : public benchmark::BenchmarkReporter {
     }
   }
 
-  [[nodiscard]] double median(const std::string& name) const {
-    std::vector<double> all = seconds_.at(name);
-    const auto middle = all.begin() + std::ssize(all) / 2;
-    std::ranges::nth_element(all, middle);
-    return *middle;
-  }
+  [[nodiscard]] double median(const std::string& name) const { return ::median(seconds_.at(name)); }
 
  private:
   std::map<std::string, std::vector<double>> seconds_;
@@ -307,12 +303,7 @@ int main(int argc, char** argv) {
       fmt::print("{:<30} {:.3g}\n", key, figures[key].get<double>());
     }
 
-    if (!json_path.empty()) {
-      std::ofstream file(json_path);
-      file << figures.dump(2) << '\n';
-      file.close();
-      if (!file) throw std::runtime_error("cannot write " + json_path);
-    }
+    write_figures(json_path, figures);
   } catch (const std::exception& e) {
     fmt::print(stderr, "orthogonalize: {}\n", e.what());
     return 1;

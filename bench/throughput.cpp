@@ -9,16 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "report.hpp"
 #include "train_gpt/choices.hpp"
 
-namespace {
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
-}  // namespace
+namespace {}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Training throughput by placement, chars/s, alternating runs in one process."};
@@ -74,12 +68,7 @@ int main(int argc, char** argv) {
         figures["ratio_" + optimizer + "_" + placement + "_to_replicated"] = median(ratios);
       }
     }
-    if (!json_path.empty()) {
-      std::ofstream file(json_path);
-      file << figures.dump(2) << '\n';
-      file.close();
-      if (!file) throw std::runtime_error("cannot write " + json_path);
-    }
+    write_figures(json_path, figures);
   } catch (const std::exception& e) {
     fmt::print(stderr, "throughput: {}\n", e.what());
     return 1;
