@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/crew.hpp"
 #include "mfsdp/runtime/widen.hpp"
@@ -48,14 +49,11 @@ class optimizer_states {
 
   // Whether the optimizer of an item can use a gradient with this sum of squares.
   [[nodiscard]] bool accepts(std::size_t item, double sum_of_squares) const {
-    const placement_item& of = context_.plan.items[item];
+    const std::size_t tensor = context_.plan.items[item].tensor;
     bool usable = false;
-    [&]<std::size_t... which>(std::index_sequence<which...>) {
-      const auto route = static_cast<std::size_t>(context_.plan.tensors[of.tensor].optimizer);
-      ((which == route &&
-        (usable = is_usable<std::tuple_element_t<which, members>>(sum_of_squares))),
-       ...);
-    }(std::make_index_sequence<std::tuple_size_v<members>>{});
+    detail::with_member(optimizers_,
+                        static_cast<std::size_t>(context_.plan.tensors[tensor].optimizer),
+                        [&]<class O>(const O&) { usable = is_usable<O>(sum_of_squares); });
     return usable;
   }
 
