@@ -116,9 +116,9 @@ int main(int argc, char** argv) {
 
   std::vector<contender> contenders{
       {"muon", {0.01, 0.02, 0.04, 0.08}},
-      {"soap", {1e-3, 3e-3, 6e-3, 1e-2}},
-      {"shampoo", {1e-3, 3e-3, 6e-3, 1e-2}},
-      {"adamw", {5e-4, 1e-3, 2e-3, 4e-3}},
+      {"soap", {3e-3, 6e-3, 1e-2, 2e-2}},
+      {"shampoo", {3e-3, 6e-3, 1e-2, 2e-2}},
+      {"adamw", {1e-3, 2e-3, 4e-3, 8e-3}},
   };
   try {
     const train_gpt::text data = train_gpt::load_text(data_path, how.shape.context);

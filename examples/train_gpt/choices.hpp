@@ -34,7 +34,7 @@ inline outcome train(const settings& how, const text& data, const progress& repo
     return train_as(how, data, mfsdp::owner_placement{}, mfsdp::mixed{at_rate(rule), elementwise},
                     report);
   };
-  if (how.optimizer == "soap") return on_owners(mfsdp::soap{});
+  if (how.optimizer == "soap") return on_owners(mfsdp::soap::current_gradient());
   if (how.optimizer == "shampoo") {
     return on_owners(mfsdp::shampoo{.learning_rate = 3e-3,
                                     .beta2 = 0.99,

@@ -16,9 +16,10 @@ set(layer_3 "mfsdp/(plan|plan_layout|plan_text|plan_report|planner|sharded_model
 set(layer_4 "mfsdp/mfsdp" "lordo/lordo")
 
 # Other libraries, each with the headers that may include it.
-set(third_party "Eigen/" "fmt/" "immintrin.h")
+set(third_party "Eigen/" "fmt/" "immintrin.h" "mpi.h")
 set(includers_of_Eigen/ mfsdp/backend/eigen.hpp)
 set(includers_of_fmt/ mfsdp/error.hpp)
+set(includers_of_mpi.h mfsdp/collective/mpi.hpp)
 set(includers_of_immintrin.h mfsdp/backend/packed_product.hpp)
 
 # ----------------------------------------------------------------------------------------- the check
