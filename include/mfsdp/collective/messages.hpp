@@ -49,7 +49,7 @@ namespace mfsdp::inline MFSDP_ABI {
 //                      dropped. Throws collective_error if the engine reports an error
 //   cancel(handle)     gives up a receive; true if nothing will be written to its memory
 //   one_node           whether all ranks share memory
-//   split(color)       the group of the ranks of one color, in the order of ranks; all call it
+//   split(color, ranks)   the group of these ranks, which have this color; all ranks call it
 //   free()             gives the group back; called on all ranks, unless one has failed
 template <class W>
 concept MessageWire = std::movable<W> && std::default_initializable<typename W::handle> &&
@@ -67,7 +67,7 @@ concept MessageWire = std::movable<W> && std::default_initializable<typename W::
                         } -> std::same_as<typename W::handle>;
                         W::poll(handles, done);
                         { W::cancel(handles[0]) } -> std::same_as<bool>;
-                        { w.split(0) } -> std::same_as<W>;
+                        { w.split(0, std::span<const int>()) } -> std::same_as<W>;
                         w.free();
                       };
 
@@ -458,9 +458,10 @@ class message_engine {
 
   // A group for a color; every rank of `of` calls it, after an exchange that found all of them
   // here: the wire has no deadline. The group must not outlive the engine.
-  std::shared_ptr<group> split(group& of, int color, std::vector<int> members) {
-    std::shared_ptr<group> part(new group{of.wire.split(color)}, [this](group* g) { forget(g); });
-    part->members = std::move(members);
+  std::shared_ptr<group> split(group& of, int color, std::span<const int> ranks) {
+    std::shared_ptr<group> part(new group{of.wire.split(color, ranks)},
+                                [this](group* g) { forget(g); });
+    for (const int r : ranks) part->members.push_back(of.members[static_cast<std::size_t>(r)]);
     const std::unique_lock guard(mutex_);
     part->id = ++splits_;
     groups_.push_back(part.get());
@@ -1209,19 +1210,28 @@ class message_collective {
       all.wait(until);
       all.drain(until);
     }
-    std::vector<int> members;
-    for (std::size_t r = 0; r < colors.size(); ++r) {
-      if (colors[r] == color) members.push_back(group_->members[r]);
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r) {
+      if (colors[static_cast<std::size_t>(r)] == color) ranks.push_back(r);
     }
-    return message_collective(engine_, engine_->split(*group_, color, std::move(members)));
+    return message_collective(engine_, engine_->split(*group_, color, ranks));
   }
 
-  // For who runs a function on every rank, in this order: what an exception says is told to all
-  // ranks, not that requests were destroyed; what it says; the function has returned, wait for the
-  // other ranks. Errors: collective_error if one of them has failed.
-  void manage() { engine_->manage(); }
-  void report(const std::string& what) { engine_->report(what); }
-  void leave() {
+  // Calls body(message_collective) as one rank of all, and returns when every rank has returned. An
+  // exception of the body is told to the other ranks, and leaves. Errors: collective_error if a
+  // rank has failed, or does not return before the timeout.
+  template <class Body>
+  void run(Body&& body) {
+    engine_->manage();
+    try {
+      body(message_collective(*this));
+    } catch (const std::exception& e) {
+      engine_->report(e.what());
+      throw;
+    } catch (...) {
+      engine_->report("an exception of unknown type");
+      throw;
+    }
     engine_->leave();
     const auto lock = engine_->lock();
     engine_->throw_if_failed();

@@ -99,7 +99,7 @@ class mpi_communicator {
     return done != 0;
   }
 
-  [[nodiscard]] mpi_communicator split(int color) {
+  [[nodiscard]] mpi_communicator split(int color, std::span<const int>) {
     mpi_communicator part;
     detail::check_mpi(MPI_Comm_split(comm_, color, rank_, &part.comm_), "MPI_Comm_split");
     part.describe();
@@ -199,18 +199,8 @@ class mpi_world {
   template <class Body>
   void run(Body&& body) {
     try {
-      mpi_collective all{mpi_communicator(of_, options_.timeout), options_};
-      all.manage();
-      try {
-        body(mpi_collective(all));
-      } catch (const std::exception& e) {
-        all.report(e.what());
-        throw;
-      } catch (...) {
-        all.report("an exception of unknown type");
-        throw;
-      }
-      all.leave();
+      mpi_collective(mpi_communicator(of_, options_.timeout), options_)
+          .run(std::forward<Body>(body));
     } catch (...) {
       failed() = true;
       throw;

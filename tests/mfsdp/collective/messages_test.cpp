@@ -1,0 +1,300 @@
+#include "mfsdp/collective/messages.hpp"
+
+#include "conformance/collective.hpp"
+#include "support/local_wire.hpp"
+
+namespace {
+
+using mfsdp::travel;
+using mfsdp_test::message_world;
+
+std::string what_of(const std::exception_ptr& thrown) {
+  if (thrown == nullptr) return "";
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+bool is_rank_failure(const std::exception_ptr& thrown) {
+  try {
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+  } catch (const mfsdp::rank_failure&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+mfsdp::message_options impatient() {
+  return {.timeout = std::chrono::milliseconds(1000), .parcel_bytes = 4096};
+}
+
+mfsdp::deadline in(int milliseconds) {
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+}
+
+// An all-gather of as many floats of each rank.
+template <class C>
+struct gather {
+  gather(C& c, mfsdp::index_t count, std::string_view label)
+      : shard(static_cast<std::size_t>(count), 1.0f),
+        full(static_cast<std::size_t>(count * c.size())) {
+    for (int r = 0; r < c.size(); ++r) pieces.push_back({r, r * count, 0, count});
+    request =
+        c.start_all_gather(std::span<const float>(shard), std::span<float>(full), pieces, label);
+  }
+  std::vector<float> shard;
+  std::vector<float> full;
+  std::vector<mfsdp::piece> pieces;
+  typename C::request request;
+};
+
+}  // namespace
+
+TEST_CASE("messages conform, however they travel") {
+  for (const int ranks : {1, 2, 3, 5}) {
+    for (const mfsdp::index_t bytes : {512, 256 * 1024}) {
+      CAPTURE(ranks);
+      CAPTURE(bytes);
+      message_world direct(
+          ranks, {.gathers = travel::direct, .sums = travel::direct, .parcel_bytes = bytes});
+      mfsdp_test::collective_conformance(direct);
+      message_world around(ranks,
+                           {.gathers = travel::ring, .sums = travel::chain, .parcel_bytes = bytes});
+      mfsdp_test::collective_conformance(around);
+    }
+  }
+}
+
+TEST_CASE("a ring sums in an order of its own, the same for equal owners") {
+  message_world world(4, {.sums = travel::ring});
+  const std::array<float, 4> terms{1e8f, 1.0f, -1e8f, 1.0f};
+  world.run([&](auto c) {
+    const std::vector<float> full(2, terms[static_cast<std::size_t>(c.rank())]);
+    std::vector<float> shard(1);
+    const std::vector<mfsdp::piece> pieces{{0, 0, 0, 1}, {1, 1, 0, 1}};
+    auto request = c.start_reduce_scatter(std::span<const float>(full), std::span<float>(shard),
+                                          pieces, mfsdp::reduce_into::write, "sum");
+    request.wait(in(10000));
+    request.drain(in(10000));
+    const auto ordered = [&](int first) {
+      float sum = terms[static_cast<std::size_t>(first)];
+      for (int i = 1; i < 4; ++i) sum += terms[static_cast<std::size_t>((first + i) % 4)];
+      return sum;
+    };
+    if (c.rank() < 2 && shard[0] != ordered(c.rank() + 1))
+      throw std::runtime_error("another order");
+  });
+}
+
+TEST_CASE("what ranks send is the unpadded bound of the way it travels") {
+  // Owned: 0, 3000, 500, 40 floats.
+  const std::vector<mfsdp::piece> pieces{{1, 0, 0, 3000}, {2, 3000, 0, 500}, {3, 3500, 0, 40}};
+  const std::vector<mfsdp::index_t> owned{0, 3000, 500, 40};
+  const mfsdp::index_t all = 3540;
+  const auto sent = [&](travel gathers, travel sums, bool reduce) {
+    std::vector<std::int64_t> elements(4);
+    message_world world(4, {.gathers = gathers, .sums = sums, .parcel_bytes = 1024});
+    world.run([&](auto c) {
+      std::vector<float> full(3540, 1.0f);
+      std::vector<float> shard(3000, 1.0f);
+      auto request =
+          reduce ? c.start_reduce_scatter(std::span<const float>(full), std::span<float>(shard),
+                                          pieces, mfsdp::reduce_into::write, "r")
+                 : c.start_all_gather(std::span<const float>(shard), std::span<float>(full), pieces,
+                                      "g");
+      request.wait(in(10000));
+      request.drain(in(10000));
+      auto last = gather(c, 1, "so that all has been passed on");
+      const auto before = c.bytes_sent() - 3 * 4;  // its own bytes if direct, else counted below
+      last.request.wait(in(10000));
+      last.request.drain(in(10000));
+      elements[static_cast<std::size_t>(c.rank())] =
+          (gathers == travel::direct ? before : c.bytes_sent() - 3 * 4) / 4;
+    });
+    return elements;
+  };
+  for (std::size_t r = 0; r < 4; ++r) {
+    CAPTURE(r);
+    const std::size_t next = (r + 1) % 4;
+    CHECK(sent(travel::direct, travel::direct, false)[r] == 3 * owned[r]);
+    CHECK(sent(travel::ring, travel::ring, false)[r] == all - owned[next]);
+    CHECK(sent(travel::direct, travel::direct, true)[r] == all - owned[r]);
+    CHECK(sent(travel::ring, travel::ring, true)[r] == all - owned[r]);
+    CHECK(sent(travel::ring, travel::chain, true)[r] == (r == 3 ? all - owned[3] : all));
+  }
+}
+
+TEST_CASE("a rank that throws is named to the others, with its reason") {
+  for (const bool waiting : {false, true}) {
+    message_world world(3, impatient());
+    const auto thrown = world.outcomes([&](auto c) {
+      auto first = gather(c, 5000, "block.3");
+      if (c.rank() == 1 && !waiting) throw std::runtime_error("no more disk");
+      first.request.wait(in(20000));
+      if (c.rank() == 1) throw std::runtime_error("no more disk");
+      auto second = gather(c, 5000, "block.4");
+      second.request.wait(in(20000));
+    });
+    CHECK(what_of(thrown[1]) == "no more disk");
+    for (const std::size_t rank : {0u, 2u}) {
+      CHECK(is_rank_failure(thrown[rank]));
+      CHECK(what_of(thrown[rank]) == "rank 1 failed first: no more disk");
+    }
+  }
+}
+
+TEST_CASE(
+    "a rank that dies is named by its unit, operation and number before the deadline is long "
+    "over") {
+  for (const travel how : {travel::direct, travel::ring}) {
+    auto options = impatient();
+    options.gathers = how;
+    message_world world(4, options);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto thrown = world.outcomes([&](auto c) {
+      auto first = gather(c, 5000, "block.3");
+      first.request.wait(in(5000));
+      first.request.drain(in(5000));
+      if (c.rank() == 2) return world.kill(2);
+      auto second = gather(c, 5000, "block.4");
+      second.request.wait(in(500));
+      second.request.drain(in(500));
+    });
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+    for (const std::size_t rank : {0u, 1u, 3u}) {
+      const std::string what = what_of(thrown[rank]);
+      INFO(what);
+      CHECK(contains(what, "all-gather 'block.4'"));
+      CHECK(contains(what, "waiting for rank 2, which does not answer"));
+    }
+  }
+}
+
+TEST_CASE("a rank that is late is told from one that is dead") {
+  message_world world(3, impatient());
+  const auto thrown = world.outcomes([&](auto c) {
+    if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    auto first = gather(c, 5000, "block.0");
+    first.request.wait(in(300));
+  });
+  const std::string what = what_of(thrown[0]);
+  INFO(what);
+  CHECK(contains(what, "waiting for rank 2, which has not come to it"));
+}
+
+TEST_CASE("a rank that has returned is named to those who wait for it") {
+  message_world world(3, {.timeout = std::chrono::seconds(30)});
+  const auto thrown = world.outcomes([&](auto c) {
+    if (c.rank() == 1) return;
+    auto first = gather(c, 5000, "block.0");
+    first.request.wait(in(20000));
+  });
+  const std::string what = what_of(thrown[0]) + what_of(thrown[2]);
+  INFO(what);
+  CHECK(contains(what, "waits for rank 1, which has returned"));
+  CHECK(thrown[1] != nullptr);
+}
+
+TEST_CASE("ranks that start different operations learn it at once") {
+  message_world world(3, impatient());
+  const auto begin = std::chrono::steady_clock::now();
+  const auto thrown = world.outcomes([&](auto c) {
+    auto first = gather(c, 5000, c.rank() == 1 ? "block.1" : "block.0");
+    first.request.wait(in(60000));
+  });
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+  for (const auto& t : thrown) {
+    const std::string what = what_of(t);
+    INFO(what);
+    CHECK(contains(what, "differs between ranks"));
+    CHECK(contains(what, "'block.1'"));
+    CHECK(contains(what, "'block.0'"));
+  }
+}
+
+TEST_CASE("a request that is given up fails on the other ranks, and frees its memory") {
+  message_world world(3, impatient());
+  const auto thrown = world.outcomes([&](auto c) {
+    if (c.rank() == 0) {
+      {
+        auto given_up = gather(c, 500000, "block.7");
+      }
+      auto more = gather(c, 1, "after");
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      auto first = gather(c, 500000, "block.7");
+      first.request.wait(in(20000));
+      auto more = gather(c, 1, "after");
+      more.request.wait(in(20000));
+    }
+  });
+  CHECK(contains(what_of(thrown[0]), "all-gather 'block.7'"));
+  CHECK(contains(what_of(thrown[0]), "gave it up"));
+  for (const std::size_t rank : {1u, 2u}) {
+    INFO(what_of(thrown[rank]));
+    CHECK(contains(what_of(thrown[rank]), "rank 0 failed first: all-gather 'block.7'"));
+  }
+}
+
+TEST_CASE("a rank whose function ends long before the others is no failure") {
+  message_world world(3, {.timeout = std::chrono::milliseconds(20000)});
+  world.run([](auto c) {
+    auto first = gather(c, 100, "block.0");
+    first.request.wait(in(20000));
+    first.request.drain(in(20000));
+    if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  });
+}
+
+TEST_CASE("groups of a world work at the same time, and fail with it") {
+  message_world world(6, impatient());
+  world.run([](auto c) {
+    auto shard = c.split(c.rank() / 3);
+    auto replicate = c.split(c.rank() % 3);
+    if (shard.size() != 3 || replicate.size() != 2 || shard.rank() != c.rank() % 3 ||
+        replicate.rank() != c.rank() / 3) {
+      throw std::runtime_error("wrong groups");
+    }
+    for (int i = 0; i < 20; ++i) {
+      auto a = gather(shard, 3000, "shard");
+      auto b = gather(replicate, 2000, "replicate");
+      auto d = gather(c, 100, "all");
+      b.request.wait(in(20000));
+      d.request.wait(in(20000));
+      a.request.wait(in(20000));
+    }
+  });
+  const auto thrown = world.outcomes([](auto c) {
+    auto shard = c.split(c.rank() / 3);
+    if (c.rank() == 4) throw std::runtime_error("no more disk");
+    auto a = gather(shard, 3000, "shard");
+    a.request.wait(in(20000));
+    auto b = gather(c, 3000, "all");
+    b.request.wait(in(20000));
+  });
+  for (const std::size_t rank : {0u, 3u, 5u}) {
+    CHECK(what_of(thrown[rank]) == "rank 4 failed first: no more disk");
+  }
+}
+
+TEST_CASE("errors of a group name ranks of the world") {
+  message_world world(4, impatient());
+  const auto thrown = world.outcomes([&](auto c) {
+    auto half = c.split(c.rank() / 2);
+    if (c.rank() == 3) return world.kill(3);
+    auto a = gather(half, 3000, "half");
+    a.request.wait(in(300));
+    auto b = gather(c, 3000, "all");
+    b.request.wait(in(20000));
+  });
+  INFO(what_of(thrown[2]));
+  CHECK(contains(what_of(thrown[2]), "'half'"));
+  CHECK(contains(what_of(thrown[2]), "rank 2 reached its deadline waiting for rank 3"));
+}
