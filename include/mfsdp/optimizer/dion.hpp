@@ -59,7 +59,8 @@ struct dion {
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     const index_t r = rank_in(shape);
-    return detail::workspace_part(shape.elements()) + detail::workspace_part(r * shape.rows) + r;
+    return detail::workspace_part(shape.elements()) + detail::workspace_part(r * shape.rows) +
+           detail::workspace_part(r);
   }
 
   template <DecomposingBackend B, class T>
@@ -69,11 +70,10 @@ struct dion {
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
     if (parameter.size() == 0) return;
     const index_t r = rank_in(parameter.shape());
-    const index_t left_at = detail::workspace_part(parameter.size());
-    const index_t factors_at = left_at + detail::workspace_part(r * parameter.rows());
-    const matrix_view<T> direction(context.workspace.data(), parameter.shape());
-    const matrix_view<T> left(context.workspace.data() + left_at, r, parameter.rows());
-    const std::span<T> factors = slice(context.workspace, factors_at, r);
+    detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> direction = workspace.take(parameter.shape());
+    const matrix_view<T> left = workspace.take(matrix_shape{r, parameter.rows()});
+    const std::span<T> factors = workspace.take(r);
     const matrix_view<T> residual(state[0].data(), parameter.shape());
     const matrix_view<T> basis(state[1].data(), r, parameter.cols());
 

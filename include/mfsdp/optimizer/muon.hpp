@@ -122,12 +122,11 @@ struct muon {
               std::type_identity_t<matrix_view<const T>> gradient,
               const update_context<T>& context) const {
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
-    const index_t part = detail::workspace_part(parameter.size());
-    const matrix_view<T> direction(context.workspace.data(), parameter.shape());
+    detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> direction = workspace.take(parameter.shape());
 
     detail::take_gradient(backend, form, momentum, state[0], gradient.flat(), direction.flat());
-    newton_schulz(backend, direction, form.orthogonalization,
-                  context.workspace.subspan(static_cast<std::size_t>(part)));
+    newton_schulz(backend, direction, form.orthogonalization, workspace.rest());
     const double rate = learning_rate * context.learning_rate_scale;
     detail::apply_update(backend, form.decay, rate * weight_decay,
                          rate * scale_factor(form.scale, parameter.shape()), parameter.flat(),

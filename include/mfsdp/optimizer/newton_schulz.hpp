@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "mfsdp/concepts.hpp"
-#include "mfsdp/optimizer/workspace.hpp"
+#include "mfsdp/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 

@@ -65,14 +65,12 @@ struct normuon {
               const update_context<T>& context) const {
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
     if (parameter.size() == 0) return;
-    const index_t rows_at = detail::workspace_part(parameter.size());
-    const index_t rest_at = rows_at + detail::workspace_part(parameter.rows());
-    const matrix_view<T> direction(context.workspace.data(), parameter.shape());
-    const std::span<T> factors = slice(context.workspace, rows_at, parameter.rows());
+    detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> direction = workspace.take(parameter.shape());
+    const std::span<T> factors = workspace.take(parameter.rows());
 
     detail::take_gradient(backend, form, momentum, state[0], gradient.flat(), direction.flat());
-    newton_schulz(backend, direction, form.orthogonalization,
-                  context.workspace.subspan(static_cast<std::size_t>(rest_at)));
+    newton_schulz(backend, direction, form.orthogonalization, workspace.rest());
 
     const double before = std::sqrt(backend.sum_of_squares(direction.flat()));
     const T keep = static_cast<T>(second_moment_decay);

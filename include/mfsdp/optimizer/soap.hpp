@@ -18,7 +18,7 @@
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
 #include "mfsdp/optimizer/kronecker.hpp"
-#include "mfsdp/optimizer/workspace.hpp"
+#include "mfsdp/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 

@@ -210,23 +210,21 @@ class optimizer_states {
   }
 
   void allocate_states() {
-    using exact_parts = detail::aligned_parts<float>;
-    using narrow_parts = detail::aligned_parts<narrow_state>;
     index_t exact = 0;
     index_t narrow = 0;
     for_each_state([&](const state_spec& state, stored_state&) {
       if (is_exact(state)) {
-        exact += exact_parts::size(state.elements);
+        exact += detail::aligned_parts<float>::size(state.elements);
       } else {
-        narrow += narrow_parts::size(state.elements);
+        narrow += detail::aligned_parts<narrow_state>::size(state.elements);
       }
     });
     exact_ = context_.template allocate<float>(memory_kind::optimizer_states, exact);
     narrow_ = context_.template allocate<narrow_state>(memory_kind::optimizer_states, narrow);
     context_.backend.fill(exact_.span(), 0.0f);
     context_.backend.fill(narrow_.span(), narrow_state(0.0f));
-    exact_parts free_exact(exact_.span());
-    narrow_parts free_narrow(narrow_.span());
+    detail::aligned_parts<float> free_exact(exact_.span());
+    detail::aligned_parts<narrow_state> free_narrow(narrow_.span());
     for_each_state([&](const state_spec& state, stored_state& stored) {
       if (is_exact(state)) {
         stored.exact = free_exact.take(state.elements);

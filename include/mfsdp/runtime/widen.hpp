@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
@@ -22,27 +23,6 @@ void for_each_part(index_t elements, index_t part, F&& f) {
     f(first, std::min(part, elements - first));
   }
 }
-
-// Hands out aligned parts of a buffer, from its start.
-template <class T>
-class aligned_parts {
- public:
-  explicit aligned_parts(std::span<T> all) : rest_(all) {}
-
-  // What a part takes up of the buffer.
-  [[nodiscard]] static constexpr index_t size(index_t elements) {
-    return round_up(elements, static_cast<index_t>(storage_alignment / sizeof(T)));
-  }
-  [[nodiscard]] std::span<T> take(index_t elements) {
-    const std::span<T> part = slice(rest_, 0, elements);
-    rest_ = rest_.subspan(static_cast<std::size_t>(size(elements)));
-    return part;
-  }
-  [[nodiscard]] std::span<T> rest() const { return rest_; }
-
- private:
-  std::span<T> rest_;
-};
 
 using scratch_space = aligned_parts<float>;
 
