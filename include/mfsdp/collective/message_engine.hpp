@@ -50,6 +50,13 @@ class message_engine {
 
   message_engine(Wire wire, message_options options)
       : options_(std::move(options)), world_{std::move(wire)} {
+    if (options_.parcel_bytes < 64 || options_.parcels_ahead < 1 ||
+        options_.timeout <= std::chrono::milliseconds::zero()) {
+      throw spec_error(fmt::format(
+          "message_options: parcel_bytes {} is below 64, parcels_ahead {} below 1, or timeout {} "
+          "ms not positive",
+          options_.parcel_bytes, options_.parcels_ahead, options_.timeout.count()));
+    }
     for (int rank = 0; rank < world_.wire.size(); ++rank) world_.members.push_back(rank);
     left_.assign(world_.members.size(), std::nullopt);
     groups_.push_back(&world_);
@@ -127,10 +134,7 @@ class message_engine {
     events_.clear();
     for (const std::size_t i : completed_) {
       events_.push_back(entries_[i]);
-      handles_[i] = std::move(handles_.back());
-      handles_.pop_back();
-      entries_[i] = entries_.back();
-      entries_.pop_back();
+      drop(i);
     }
     // In the order in which they were started, as far as that is known.
     std::ranges::reverse(events_);
@@ -232,25 +236,18 @@ class message_engine {
       }
       return operations_.empty() && outgoing_.empty();
     };
-    const auto until = std::chrono::steady_clock::now() + options_.timeout;
-    while (!failure_ && !all_left()) {
-      if (!poll()) {
-        if (std::chrono::steady_clock::now() >= until) {
-          std::string absent;
-          for (std::size_t rank = 0; rank < left_.size(); ++rank) {
-            if (left_[rank] || static_cast<int>(rank) == world_.wire.rank()) continue;
-            absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
-          }
-          fail(fmt::format("has returned and reached its deadline waiting for rank {} to return",
-                           absent));
-          break;
-        }
-        guard.unlock();
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-        guard.lock();
+    poll_until(guard, clock::now() + options_.timeout, [&] { return failure_ || all_left(); });
+    if (!failure_ && !all_left()) {
+      std::string absent;
+      for (std::size_t rank = 0; rank < left_.size(); ++rank) {
+        if (left_[rank] || static_cast<int>(rank) == world_.wire.rank()) continue;
+        absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
       }
+      fail(fmt::format("has returned and reached its deadline waiting for rank {} to return",
+                       absent));
     }
-    deliver(guard);
+    // Notices that are on their way get a moment to arrive.
+    poll_until(guard, clock::now() + std::chrono::seconds(1), [&] { return outgoing_.empty(); });
   }
 
   // A group for a color; every rank of `of` calls it, after an exchange that found all of them
@@ -277,11 +274,35 @@ class message_engine {
   static constexpr std::int64_t notice_tag = 0;
   static constexpr int hearing = -1;  // part of the entry of the notice that is being received
 
-  void forget(group* part) {
-    const std::unique_lock guard(mutex_);
+  // The last view of a group is gone; what its ranks still need of this one comes first.
+  void forget(group* part) noexcept {
+    std::unique_lock guard(mutex_);
+    const auto busy = [&] {
+      return std::ranges::any_of(operations_, [&](const auto& op) { return &op->of() == part; });
+    };
+    poll_until(guard, clock::now() + options_.timeout, [&] { return failure_ || !busy(); });
+    if (!failure_ && busy()) fail("reached its deadline waiting for the ranks of a group");
+    if (failure_) {
+      kept_.emplace_back(part);  // operations may still name it
+      return;
+    }
     std::erase(groups_, part);
-    if (!failure_) part->wire.free();
+    part->wire.free();
     delete part;
+  }
+
+  // Lets things move until done() or the time is over. Failures are found in failure_.
+  template <class Done>
+  void poll_until(std::unique_lock<std::mutex>& guard, clock::time_point until, const Done& done) {
+    while (!done() && clock::now() < until) {
+      try {
+        if (poll()) continue;
+      } catch (const collective_error&) {
+      }
+      guard.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      guard.lock();
+    }
   }
 
   // Calls of the wire, whose errors are failures of this rank.
@@ -315,6 +336,13 @@ class message_engine {
                                                              : std::chrono::microseconds(50);
       changed_.wait_for(guard, pause);
     }
+  }
+
+  void drop(std::size_t i) {
+    handles_[i] = std::move(handles_.back());
+    handles_.pop_back();
+    entries_[i] = entries_.back();
+    entries_.pop_back();
   }
 
   void listen() {
@@ -366,21 +394,6 @@ class message_engine {
     }
   }
 
-  // Gives the notices that are on their way a moment to arrive.
-  void deliver(std::unique_lock<std::mutex>& guard) {
-    const auto until = clock::now() + std::chrono::seconds(1);
-    while (!outgoing_.empty() && clock::now() < until) {
-      try {
-        if (poll()) continue;
-      } catch (const collective_error&) {
-        return;
-      }
-      guard.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      guard.lock();
-    }
-  }
-
   // Who waits for a rank that has returned waits for ever. What that rank has sent before may still
   // be on its way, so this waits a little.
   void missing_rank(operation& op, clock::time_point now) {
@@ -403,12 +416,7 @@ class message_engine {
     }
     const auto until = clock::now() + std::min<std::chrono::milliseconds>(
                                           options_.timeout, std::chrono::milliseconds(1000));
-    while (present_.size() + 1 < g.members.size() && clock::now() < until && !failure_) {
-      if (poll()) continue;
-      guard.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      guard.lock();
-    }
+    poll_until(guard, until, [&] { return failure_ || present_.size() + 1 >= g.members.size(); });
     throw_if_failed();
     std::string silent;
     std::string late;
@@ -446,25 +454,14 @@ class message_engine {
     const auto pending = [&] {
       return std::ranges::any_of(entries_, [&](const under_way& e) { return e.owner == &op; });
     };
-    try {
-      for (std::size_t i = 0; i < entries_.size();) {
-        if (entries_[i].owner == &op && withdrawn(handles_[i])) {
-          handles_[i] = std::move(handles_.back());
-          handles_.pop_back();
-          entries_[i] = entries_.back();
-          entries_.pop_back();
-        } else {
-          ++i;
-        }
+    for (std::size_t i = 0; i < entries_.size();) {
+      if (entries_[i].owner == &op && withdrawn(handles_[i])) {
+        drop(i);
+      } else {
+        ++i;
       }
-      while (pending() && clock::now() < *withdraw_until_) {
-        if (poll()) continue;
-        guard.unlock();
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-        guard.lock();
-      }
-    } catch (const collective_error&) {
     }
+    poll_until(guard, *withdraw_until_, [&] { return !pending(); });
     if (pending()) silent_ = true;
   }
 
@@ -482,6 +479,7 @@ class message_engine {
   std::thread thread_;
   group world_;
   std::vector<group*> groups_;
+  std::vector<std::unique_ptr<group>> kept_;
   std::int64_t splits_ = 0;
   std::list<std::shared_ptr<operation>> operations_;  // that are not over
   std::vector<handle> handles_;                       // messages under way

@@ -284,6 +284,32 @@ TEST_CASE("groups of a world work at the same time, and fail with it") {
   }
 }
 
+TEST_CASE("a group may go as soon as its operations are waited for") {
+  message_world world(4, {.gathers = travel::ring, .sums = travel::chain, .parcel_bytes = 512});
+  world.run([](auto c) {
+    for (int i = 0; i < 50; ++i) {
+      auto part = c.split(c.rank() % 2 + i % 3);
+      std::vector<float> full(3000, 1.0f);
+      std::vector<float> shard(3000);
+      const std::vector<mfsdp::piece> pieces{{0, 0, 0, 3000}};
+      auto request =
+          part.start_reduce_scatter(std::span<const float>(full), std::span<float>(shard), pieces,
+                                    mfsdp::reduce_into::write, "sum");
+      request.wait(in(20000));
+      request.drain(in(20000));
+    }
+  });
+}
+
+TEST_CASE("message_options that make no sense") {
+  for (const mfsdp::message_options& options :
+       {mfsdp::message_options{.parcel_bytes = 63}, mfsdp::message_options{.parcels_ahead = 0},
+        mfsdp::message_options{.timeout = std::chrono::milliseconds(0)}}) {
+    mfsdp_test::message_world world(2, options);
+    CHECK_THROWS_AS(world.run([](auto) {}), mfsdp::spec_error);
+  }
+}
+
 TEST_CASE("errors of a group name ranks of the world") {
   message_world world(4, impatient());
   const auto thrown = world.outcomes([&](auto c) {
