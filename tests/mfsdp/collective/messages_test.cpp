@@ -131,6 +131,23 @@ TEST_CASE("what ranks send is the unpadded bound of the way it travels") {
   }
 }
 
+TEST_CASE("transfers move on while their ranks do something else") {
+  for (const travel how : {travel::direct, travel::ring}) {
+    message_world world(3, {.gathers = how, .parcel_bytes = 4096});
+    world.run([&](auto c) {
+      auto all = gather(c, 50000, "moving");
+      // Asking for a number moves nothing.
+      const auto until = in(20000);
+      while (c.bytes_sent() < 2 * 50000 * 4 && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (c.bytes_sent() != 2 * 50000 * 4) throw std::runtime_error("it has not moved");
+      all.request.wait(in(20000));
+      all.request.drain(in(20000));
+    });
+  }
+}
+
 TEST_CASE("a rank that throws is named to the others, with its reason") {
   for (const bool waiting : {false, true}) {
     message_world world(3, impatient());
