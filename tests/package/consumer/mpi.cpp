@@ -1,3 +1,4 @@
+// [begin program]
 #include <mfsdp/collective/mpi.hpp>
 #include <mfsdp/mfsdp.hpp>
 
@@ -9,3 +10,4 @@ int main() {
     if (comm.rank() == 0) fmt::print("mfsdp {} on {} processes\n", MFSDP_VERSION, comm.size());
   });
 }
+// [end program]
