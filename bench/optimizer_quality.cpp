@@ -53,13 +53,14 @@ double spread(const std::vector<outcome>& runs) {
 }
 
 // Short runs that take turns, so that a change of the machine's speed meets all alike.
-void time_steps(std::vector<contender>& contenders, settings how, const train_gpt::text& data) {
+void time_steps(mfsdp::thread_world& world, std::vector<contender>& contenders, settings how,
+                const train_gpt::text& data) {
   how.stop_after = std::min(how.steps, 20);
   how.validate_every = 0;
   std::map<std::string, std::vector<double>> seconds;
   for (int round = 0; round < 4; ++round) {
     for (const contender& c : contenders) {
-      const outcome run = train_gpt::train(with_rate(how, c, c.rates.front()), data);
+      const outcome run = train_gpt::train(world, with_rate(how, c, c.rates.front()), data);
       if (round > 0) seconds[c.optimizer].push_back(run.train_seconds / how.stop_after);
     }
   }
@@ -97,13 +98,14 @@ void draw(const std::string& picture, const std::vector<contender>& contenders) 
 int main(int argc, char** argv) {
   CLI::App app{
       "Validation loss of the optimizers after equal steps and equal time, rates from a sweep."};
-  settings how{.ranks = 2, .steps = 120, .validate_every = 12};
+  settings how{.steps = 120, .validate_every = 12};
+  int ranks = 2;
   std::string data_path;
   std::string json_path;
   std::string picture;
   int seeds = 3;
   app.add_option("--data", data_path, "text to learn")->required()->check(CLI::ExistingFile);
-  app.add_option("--ranks", how.ranks, "ranks, as threads")->capture_default_str();
+  app.add_option("--ranks", ranks, "ranks, as threads")->capture_default_str();
   app.add_option("--steps", how.steps, "training steps")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -123,16 +125,17 @@ int main(int argc, char** argv) {
   try {
     const train_gpt::text data = train_gpt::load_text(data_path, how.shape.context);
     how.shape.vocabulary = data.vocabulary();
-    nlohmann::ordered_json figures{{"ranks", how.ranks}, {"steps", how.steps}, {"seeds", seeds}};
+    nlohmann::ordered_json figures{{"ranks", ranks}, {"steps", how.steps}, {"seeds", seeds}};
+    mfsdp::thread_world world{ranks};
     fmt::print("timing\n");
-    time_steps(contenders, how, data);
+    time_steps(world, contenders, how, data);
 
     const auto train = [&](const contender& c, double rate, int steps, int seed) {
       settings run = with_rate(how, c, rate);
       run.steps = steps;
       run.validate_every = std::max(1, steps / 10);
       run.seed = static_cast<std::uint64_t>(seed);
-      outcome result = train_gpt::train(run, data);
+      outcome result = train_gpt::train(world, run, data);
       fmt::print("{} at {:g}, {} steps, seed {}: {:.4f}\n", c.optimizer, rate, steps, seed,
                  result.final_validation());
       std::fflush(stdout);

@@ -16,10 +16,11 @@ namespace {}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Training throughput by placement, chars/s, alternating runs in one process."};
-  train_gpt::settings how{.ranks = 2, .steps = 30, .validate_every = 0};
+  train_gpt::settings how{.steps = 30, .validate_every = 0};
+  int ranks = 2;
   int repetitions = 5;
   std::string json_path;
-  app.add_option("--ranks", how.ranks, "ranks, as threads")->capture_default_str();
+  app.add_option("--ranks", ranks, "ranks, as threads")->capture_default_str();
   app.add_option("--steps", how.steps, "training steps in a run")->capture_default_str();
   app.add_option("--repetitions", repetitions, "runs of each kind")
       ->check(CLI::PositiveNumber)
@@ -41,7 +42,7 @@ int main(int argc, char** argv) {
         for (const std::string& placement : placements) {
           how.optimizer = optimizer;
           how.placement = placement;
-          const train_gpt::outcome run = train_gpt::train(how, data);
+          const train_gpt::outcome run = train_gpt::train(mfsdp::thread_world{ranks}, how, data);
           if (repetition < 0) continue;  // warm-up
           rates[optimizer + " " + placement].push_back(characters / run.train_seconds);
         }
@@ -50,7 +51,7 @@ int main(int argc, char** argv) {
     }
     fmt::print(stderr, "\n");
 
-    nlohmann::ordered_json figures{{"ranks", how.ranks}, {"repetitions", repetitions}};
+    nlohmann::ordered_json figures{{"ranks", ranks}, {"repetitions", repetitions}};
     fmt::print("{:<10} {:<12} {:>10} {:>10} {:>10} {:>14}\n", "optimizer", "placement", "chars/s",
                "slowest", "fastest", "to replicated");
     for (const std::string& optimizer : optimizers) {

@@ -43,15 +43,15 @@ struct normalized_momentum {
 // [end normalized_momentum]
 
 int main() {
-  train_gpt::settings how{.ranks = 3,
-                          .steps = 30,
+  train_gpt::settings how{.steps = 30,
                           .sequences = 6,
                           .shape = {.layers = 1, .heads = 2, .width = 32, .context = 32},
                           .warmup = 5};
   const train_gpt::text data(train_gpt::synthetic_text(1 << 16, 1), how.shape.context);
   how.shape.vocabulary = data.vocabulary();
+  mfsdp::thread_world world{3};
   const auto losses = [&](auto placement) {
-    return train_gpt::train_as(how, data, placement,
+    return train_gpt::train_as(world, how, data, placement,
                                mfsdp::mixed{normalized_momentum{}, mfsdp::adamw{}}, {})
         .losses;
   };

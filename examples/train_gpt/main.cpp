@@ -2,14 +2,19 @@
 //
 //   train_gpt --data FILE                 one run
 //   train_gpt --data FILE --demo FOLDER   the tour: Muon, AdamW, and the proof against full copies
+//   mpirun -n 4 train_gpt --engine mpi --data FILE       one run, every rank a process
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "choices.hpp"
+#include "engines.hpp"
 #include "report.hpp"
 
 namespace {
@@ -21,9 +26,10 @@ std::string name_of(const settings& how) {
   return how.optimizer + " on " + how.placement;
 }
 
-outcome run(const settings& how, const text& data) {
-  progress_line line(name_of(how), how);
-  return train(how, data, line.callbacks());
+outcome run(const engine& ranks, const settings& how, const text& data) {
+  // A launcher's pipe may look like a terminal.
+  progress_line line(name_of(how), how, !ranks.process && isatty(STDOUT_FILENO) != 0);
+  return ranks.train(how, data, line.callbacks());
 }
 
 double characters_per_second(const settings& how, const outcome& result) {
@@ -44,7 +50,7 @@ json figures_of(const settings& how, const outcome& result) {
   }
   json figures{{"optimizer", how.optimizer},
                {"placement", how.placement},
-               {"ranks", how.ranks},
+               {"ranks", result.ranks.size()},
                {"steps", how.steps},
                {"train_loss", result.losses.back()},
                {"train_seconds", result.train_seconds},
@@ -66,11 +72,12 @@ void write_json(const std::string& path, const json& figures) {
 }
 
 // Muon; AdamW at the same steps; the first steps of Muon again with full copies everywhere.
-void tour(settings how, const text& data, const std::string& folder, const std::string& json_path) {
+void tour(const engine& ranks, settings how, const text& data, const std::string& folder,
+          const std::string& json_path) {
   const double bigram = bigram_loss(data);
   how.sample = how.sample > 0 ? how.sample : 320;
   if (how.validate_every == 0) how.validate_every = how.steps;
-  const outcome muon = run(how, data);
+  const outcome muon = run(ranks, how, data);
 
   settings other = how;
   other.optimizer = "adamw";
@@ -78,7 +85,7 @@ void tour(settings how, const text& data, const std::string& folder, const std::
     other.elementwise_rate = 1e-3;  // the best of a sweep, see docs/benchmarks.md
   }
   other.sample = 0;
-  const outcome adamw = run(other, data);
+  const outcome adamw = run(ranks, other, data);
 
   // The same schedule, cut short: only the placement differs.
   settings copies = how;
@@ -86,7 +93,7 @@ void tour(settings how, const text& data, const std::string& folder, const std::
   copies.stop_after = std::min(50, how.steps);
   copies.validate_every = 0;
   copies.sample = 0;
-  const outcome replicated = run(copies, data);
+  const outcome replicated = run(ranks, copies, data);
   double difference = 0;
   for (std::size_t step = 0; step < replicated.losses.size(); ++step) {
     difference = std::max(difference, std::abs(replicated.losses[step] - muon.losses[step]));
@@ -120,11 +127,17 @@ void tour(settings how, const text& data, const std::string& folder, const std::
 int main(int argc, char** argv) {
   CLI::App app{"Trains a small GPT on a text, byte by byte, sharded over ranks."};
   settings how;
+  std::string engine_name = "threads";
+  std::optional<int> ranks;
   std::string data_path;
   std::string json_path;
   std::string demo_folder;
   app.add_option("--data", data_path, "text to learn")->required()->check(CLI::ExistingFile);
-  app.add_option("--ranks", how.ranks, "ranks, as threads")->capture_default_str();
+  app.add_option("--engine", engine_name,
+                 "what ranks are: threads, or processes under mpirun (mpi)")
+      ->check(CLI::IsMember({"threads", "mpi"}))
+      ->capture_default_str();
+  app.add_option("--ranks", ranks, "how many; 4 threads, or as many as mpirun has started");
   app.add_option("--placement", how.placement, "who holds what")
       ->check(CLI::IsMember({"owner", "rows", "replicated"}))
       ->capture_default_str();
@@ -161,23 +174,39 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory);
   CLI11_PARSE(app, argc, argv);
 
+  engine world;  // outlives what goes wrong, since MPI ends only when all ranks do
   try {
+    // What may fail on one rank alone comes before MPI starts.
     const text data = load_text(data_path, how.shape.context);
     how.shape.vocabulary = data.vocabulary();
+    world = engine_name == "mpi" ? processes() : threads(ranks.value_or(4));
+    if (ranks && *ranks != world.ranks) {
+      throw std::invalid_argument(
+          fmt::format("--ranks {}, but this job has {} processes; leave it out, or start as many "
+                      "with mpirun -n",
+                      *ranks, world.ranks));
+    }
     if (!demo_folder.empty()) {
-      tour(how, data, demo_folder, json_path);
+      if (world.process) throw std::invalid_argument("--demo runs with --engine threads");
+      tour(world, how, data, demo_folder, json_path);
       return 0;
     }
-    const outcome result = run(how, data);
+    const outcome result = run(world, how, data);
+    if (!world.speaks()) return 0;
     fmt::print("\n{}\n{}\n", result.plan, rank_table(result));
     if (!result.validation.empty()) {
       fmt::print("validation loss {:.3f}, bigram baseline {:.3f} nats per byte\n",
                  result.final_validation(), bigram_loss(data));
     }
     if (!result.sample.empty()) fmt::print("\n{}\n", result.sample);
-    if (!json_path.empty()) write_json(json_path, figures_of(how, result));
+    if (!json_path.empty()) {
+      json figures = figures_of(how, result);
+      figures["losses"] = result.losses;  // every digit, so that runs can be compared
+      write_json(json_path, figures);
+    }
   } catch (const std::exception& e) {
-    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    fmt::print(stderr, "train_gpt{}: {}\n",
+               world.process ? fmt::format(", rank {}", *world.process) : "", e.what());
     return 1;
   }
   return 0;

@@ -1,8 +1,6 @@
 // What a person sees of a run: a progress line, tables, a picture.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -22,10 +20,11 @@ inline std::string minutes(double seconds) {
 // One line that is rewritten on a terminal; every tenth of the run elsewhere.
 class progress_line {
  public:
-  progress_line(std::string title, const settings& how)
+  progress_line(std::string title, const settings& how, bool terminal)
       : title_(std::move(title)),
         steps_(how.stop_after > 0 ? how.stop_after : how.steps),
-        characters_(static_cast<double>(how.sequences) * how.shape.context) {}
+        characters_(static_cast<double>(how.sequences) * how.shape.context),
+        terminal_(terminal) {}
 
   [[nodiscard]] progress callbacks() {
     return {[this](int step, double loss, double seconds) { show(step, loss, seconds); },
@@ -48,8 +47,8 @@ class progress_line {
   std::string title_;
   int steps_;
   double characters_;
+  bool terminal_;
   double validation_ = 0;
-  bool terminal_ = isatty(STDOUT_FILENO) != 0;
 };
 
 inline std::string kib(mfsdp::index_t bytes) {

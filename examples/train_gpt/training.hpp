@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -20,7 +21,6 @@
 namespace train_gpt {
 
 struct settings {
-  int ranks = 4;
   std::string placement = "owner";
   std::string optimizer = "muon";
   int steps = 500;     // of the learning-rate schedule
@@ -95,6 +95,29 @@ Tensors tensors_of(const Pointers& p) {
   }(std::make_index_sequence<sizeof(Tensors) / sizeof(void*)>{});
 }
 
+// The accounts of all ranks, on every rank.
+template <class Comm>
+std::vector<rank_account> gather(Comm& comm, const rank_account& own) {
+  using words = std::array<std::int64_t, sizeof(rank_account) / sizeof(std::int64_t)>;
+  const words mine = std::bit_cast<words>(own);
+  const auto count = std::ssize(mine);
+  std::vector<mfsdp::piece> pieces;
+  for (int r = 0; r < comm.size(); ++r) pieces.push_back({r, r * count, 0, count});
+  std::vector<std::int64_t> all(pieces.size() * mine.size());
+  const auto until = std::chrono::steady_clock::now() + mfsdp::model_options{}.timeout;
+  auto request = comm.start_all_gather(std::span<const std::int64_t>(mine), std::span(all), pieces,
+                                       "accounts");
+  request.wait(until);
+  request.drain(until);
+  std::vector<rank_account> accounts;
+  words one;
+  for (auto at = all.begin(); at != all.end(); at += count) {
+    std::copy_n(at, count, one.begin());
+    accounts.push_back(std::bit_cast<rank_account>(one));
+  }
+  return accounts;
+}
+
 }  // namespace detail
 
 // One rank's trainer. Nothing here keeps a parameter pointer between two units.
@@ -106,7 +129,7 @@ class trainer {
         how_(how),
         data_(data),
         schedule_({.steps = how.steps, .warmup = how.warmup, .floor = 0.1}),
-        local_(how.sequences / how.ranks),
+        local_(how.sequences / model.plan().ranks),
         network_(how.shape, local_),
         inputs_(static_cast<std::size_t>(local_ * how.shape.context)),
         targets_(inputs_.size()) {}
@@ -132,7 +155,7 @@ class trainer {
   // The mean loss on fixed windows of the held-out text, shared out over the ranks.
   double validate(int windows) {
     const auto length = static_cast<std::size_t>(how_.shape.context);
-    const int batch = local_ * how_.ranks;
+    const int batch = how_.sequences;
     const int batches = std::max(1, windows / batch);
     double loss = 0;
     for (int b = 0; b < batches; ++b) {
@@ -229,14 +252,13 @@ class trainer {
 };
 
 // Trains on all ranks of a world. Placement and rules are types here; choices.hpp has names for
-// them.
-template <class Placement, class Rules>
-outcome train_as(const settings& how, const text& data, Placement placement, Rules rules,
-                 const progress& report) {
+// them. The outcome is rank 0's: where ranks are processes, it is empty on the others.
+template <class World, class Placement, class Rules>
+outcome train_as(World& world, const settings& how, const text& data, Placement placement,
+                 Rules rules, const progress& report) {
   using clock = std::chrono::steady_clock;
   outcome result;
-  result.ranks.resize(static_cast<std::size_t>(how.ranks));
-  mfsdp::thread_world{how.ranks}.run([&](auto comm) {
+  world.run([&](auto comm) {
     mfsdp::sharded_model model{make_spec(how.shape), comm, placement, rules,
                                mfsdp::model_options{.prefetch = how.prefetch}};
     model.initialize(
@@ -269,18 +291,20 @@ outcome train_as(const settings& how, const text& data, Placement placement, Rul
       }
     }
 
-    rank_account& account = result.ranks[static_cast<std::size_t>(comm.rank())];
+    rank_account account;
     account.memory = model.memory_in_use();
     for (std::size_t p = 0; p < mfsdp::phases; ++p) {
       account.moved[p] = model.moved(static_cast<mfsdp::phase>(p));
     }
     const mfsdp::plan_loads loads = mfsdp::loads_of(model.plan());
     account.matrices = loads.matrices[static_cast<std::size_t>(comm.rank())];
+    std::vector<rank_account> accounts = detail::gather(comm, account);
     if (how.sample > 0) {
       std::string sample = run.generate(data.decode(data.validation().first(16)), how.sample);
       if (speaks) result.sample = std::move(sample);
     }
     if (speaks) {
+      result.ranks = std::move(accounts);
       result.train_seconds = seconds;
       result.resident_bytes_ideal = loads.resident_bytes_ideal;
       result.plan = mfsdp::describe(model.plan());
