@@ -3,7 +3,7 @@
 // A collective is posted on a board that all ranks see. When every rank has posted, each rank does
 // its own share of the work out of the others' memory: it fills its own unit buffer, or sums its
 // own pieces. So a byte is copied once, nobody waits for a rank that has already posted, and the
-// order of summation is the order of ranks.
+// order of summation is the order of ranks. A group that is split off has a board of its own.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,11 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,288 +41,174 @@ struct thread_world_options {
 
 namespace detail {
 
-// What all ranks must agree on when they start an operation.
-struct thread_operation {
-  std::string_view kind;
-  std::string_view label;
-  index_t elements = 0;
-  std::size_t element_size = 0;
-  friend bool operator==(const thread_operation&, const thread_operation&) = default;
+class thread_board;
+
+// What a blocked rank waits for: that every rank of a group has started an operation, or that every
+// rank has finished it. Ranks are those of the world; who is not in the group need not join.
+struct thread_wait {
+  thread_board* board = nullptr;
+  std::int64_t number = 0;  // of the operation
+  bool to_finish = false;
+
+  [[nodiscard]] bool joined(int rank) const;
+  [[nodiscard]] bool running() const;  // whether any rank reads the others' inputs
+  [[nodiscard]] std::string describe(int rank, std::string_view does) const;
 };
 
-// What the ranks of a thread_world share. Every member function may be called from any rank.
-class thread_board {
+// The ranks of a thread_world, whatever groups they form: who has returned, who waits for whom, and
+// the first failure, which ends all waits in all groups. One lock guards this and the boards.
+class thread_ranks {
  public:
-  thread_board(int ranks, thread_world_options options)
-      : ranks_(ranks),
-        timeout_(options.timeout),
-        next_(at(ranks), 0),
-        left_(at(ranks), false),
-        waits_(at(ranks)),
-        bytes_read_(at(ranks), 0) {}
+  thread_ranks(int count, thread_world_options options)
+      : timeout_(options.timeout), left_(at(count), false), waits_(at(count)) {}
 
-  [[nodiscard]] int ranks() const { return ranks_; }
-
-  [[nodiscard]] std::int64_t bytes_read(int rank) {
-    std::unique_lock lock(mutex_);
-    return bytes_read_[at(rank)];
-  }
-
-  // Publishes this rank's input to its next operation; returns the operation's number.
-  std::int64_t post(int rank, const thread_operation& operation, const void* source) {
-    std::unique_lock lock(mutex_);
-    if (failure_) throw_failure(rank);
-    const std::int64_t number = next_[at(rank)];
-    if (number == oldest_ + std::ssize(entries_)) entries_.emplace_back(operation, rank, ranks_);
-    entry& e = entry_of(number);
-    if (e.operation != operation) {
-      const auto started = [](int by, const thread_operation& o) {
-        return fmt::format("rank {} started {} '{}' of {} elements of {} bytes", by, o.kind,
-                           o.label, o.elements, o.element_size);
-      };
-      give_up(rank,
-              fmt::format("collective {} differs between ranks: {}, {}; all ranks must make "
-                          "the same calls in the same order",
-                          number, started(e.first_rank, e.operation), started(rank, operation)));
-    }
-    e.sources[at(rank)] = source;
-    ++next_[at(rank)];
-    if (all_posted(number)) changed_.notify_all();
-    return number;
-  }
-
-  // Runs the transfer if every rank has posted. Returns whether it ran. The transfer returns how
-  // many bytes it has read from other ranks.
-  template <class Transfer>
-  bool try_transfer(int rank, std::int64_t number, const Transfer& transfer) {
-    std::unique_lock lock(mutex_);
-    if (!poll(rank, number, [&](int other) { return ready(number, other); })) return false;
-    run(lock, rank, number, transfer);
-    return true;
-  }
-
-  template <class Transfer>
-  void await_transfer(int rank, std::int64_t number, deadline until, const Transfer& transfer) {
-    std::unique_lock lock(mutex_);
-    await(lock, rank, number, until, [&](int other) { return ready(number, other); });
-    run(lock, rank, number, transfer);
-  }
-
-  // Waits until no rank needs the input of this operation any more.
-  void drain(int rank, std::int64_t number, deadline until) {
-    std::unique_lock lock(mutex_);
-    if (drained(number)) return;  // what is over is over, even if a rank has failed since
-    await(lock, rank, number, until, [&](int other) { return finished(number, other); });
-  }
-
-  // Makes the memory behind a request safe to free, whatever state the world is in.
-  void settle(int rank, std::int64_t number, bool transferred) noexcept {
-    std::unique_lock lock(mutex_);
-    if (drained(number)) return;
-    const bool unwinding = std::uncaught_exceptions() > 0;
-    if (!failure_ && !unwinding_ && (unwinding || !transferred)) {
-      unwinding_ =
-          failure_of(rank, describe(number, rank, "gave it up before every rank had finished"));
-      // The exception that unwinds this rank says more; it follows in fail().
-      if (!unwinding) record(*unwinding_);
-      changed_.notify_all();
-    }
-    const auto safe = [&] {
-      return drained(number) || ((failure_ || unwinding_) && entry_of(number).running == 0);
-    };
-    if (changed_.wait_until(lock, std::chrono::steady_clock::now() + timeout_, safe)) return;
-    const auto done = [&](int other) { return finished(number, other); };
-    if (!failure_) record(failure_of(rank, overdue(number, rank, done)));
-    changed_.wait(lock, safe);
-  }
+  [[nodiscard]] int count() const { return static_cast<int>(left_.size()); }
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
+  [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
   // A rank's function has returned.
   void leave(int rank) {
-    std::unique_lock lock(mutex_);
+    const std::unique_lock guard(mutex_);
     left_[at(rank)] = true;
     if (!failure_ && unwound(rank)) record(*unwinding_);
     // Who waits for this rank will see that it has left; the others may be stuck among themselves.
     const bool missed = std::ranges::any_of(
-        waits_, [&](const waiting& w) { return w.joined != nullptr && !(*w.joined)(rank); });
+        waits_, [&](const thread_wait& w) { return w.board != nullptr && !w.joined(rank); });
     if (!failure_ && !missed && standoff()) record(failure_of(rank, describe_standoff()));
     changed_.notify_all();
   }
 
   // A rank's function has thrown. The first failure is the cause that all ranks report.
   void fail(int rank, const std::string& what, std::exception_ptr cause) {
-    std::unique_lock lock(mutex_);
+    const std::unique_lock guard(mutex_);
     left_[at(rank)] = true;
     if (!failure_ || failure_->rank == rank) record({rank, what, std::move(cause)});
   }
 
   void rethrow_failure() {
-    std::unique_lock lock(mutex_);
+    const std::unique_lock guard(mutex_);
     if (failure_) std::rethrow_exception(failure_->cause);
   }
 
+  // ----- what boards use, with the lock
+
+  void notify() { changed_.notify_all(); }
+
+  // Whether memory may go away, so that no transfer may start.
+  [[nodiscard]] bool stopped() const { return failure_ || unwinding_; }
+  // Whether this is on account of one rank, or of all.
+  [[nodiscard]] bool stopped_by(int rank) const { return failure_ || unwound(rank); }
+
+  void throw_if_failed(int rank) const {
+    if (!failure_) return;
+    if (failure_->rank == rank) throw collective_error(failure_->what);
+    throw rank_failure(fmt::format("rank {} failed first: {}", failure_->rank, failure_->what));
+  }
+
+  [[noreturn]] void give_up(int rank, const std::string& what) {
+    record(failure_of(rank, what));
+    throw collective_error(what);
+  }
+
+  // Whether every rank has joined; throws when that will never be.
+  bool poll(int rank, const thread_wait& wait) {
+    if (!misses_any(wait)) return true;  // what is over is over, even if a rank has failed since
+    if (!failure_ && unwound(rank)) record(*unwinding_);
+    throw_if_failed(rank);
+    for (int other = 0; other < count(); ++other) {
+      if (!left_[at(other)] || wait.joined(other)) continue;
+      give_up(rank,
+              wait.describe(rank, fmt::format("waits for rank {}, which has returned", other)));
+    }
+    return false;
+  }
+
+  void await(std::unique_lock<std::mutex>& guard, int rank, const thread_wait& wait,
+             deadline until) {
+    if (poll(rank, wait)) return;
+    const wait_scope waits(waits_[at(rank)], wait);
+    if (standoff()) give_up(rank, describe_standoff());
+    if (!changed_.wait_until(guard, until, [&] { return poll(rank, wait); })) {
+      give_up(rank, overdue(rank, wait));
+    }
+  }
+
+  // Makes the memory behind a request safe to free, whatever state the world is in.
+  void settle(std::unique_lock<std::mutex>& guard, int rank, const thread_wait& wait,
+              bool transferred) noexcept {
+    if (!misses_any(wait)) return;
+    const bool unwinding = std::uncaught_exceptions() > 0;
+    if (!stopped() && (unwinding || !transferred)) {
+      unwinding_ =
+          failure_of(rank, wait.describe(rank, "gave it up before every rank had finished"));
+      // The exception that unwinds this rank says more; it follows in fail().
+      if (!unwinding) record(*unwinding_);
+      changed_.notify_all();
+    }
+    const auto safe = [&] { return !misses_any(wait) || (stopped() && !wait.running()); };
+    if (changed_.wait_until(guard, std::chrono::steady_clock::now() + timeout_, safe)) return;
+    if (!failure_) record(failure_of(rank, overdue(rank, wait)));
+    changed_.wait(guard, safe);
+  }
+
  private:
-  // One operation, from the first post until every rank has finished its transfer.
-  struct entry {
-    entry(const thread_operation& o, int rank, int ranks)
-        : label(o.label),
-          operation{o.kind, label, o.elements, o.element_size},
-          first_rank(rank),
-          sources(at(ranks), nullptr),
-          finished(at(ranks), false) {}
-    entry(const entry&) = delete;
-    entry& operator=(const entry&) = delete;
-
-    const std::string label;  // a copy, since a failed rank frees its own
-    const thread_operation operation;
-    const int first_rank;
-    int running = 0;
-    std::vector<const void*> sources;
-    std::vector<bool> finished;
-  };
-
   struct failure {
     int rank;
     std::string what;
     std::exception_ptr cause;
   };
 
-  // What a blocked rank waits for.
-  struct waiting {
-    std::int64_t number = 0;
-    const std::function<bool(int)>* joined = nullptr;
-  };
-
   struct wait_scope {
-    wait_scope(waiting& slot, const waiting& what) : slot_(slot) { slot_ = what; }
+    wait_scope(thread_wait& slot, const thread_wait& what) : slot_(slot) { slot_ = what; }
     ~wait_scope() { slot_ = {}; }
     wait_scope(const wait_scope&) = delete;
     wait_scope& operator=(const wait_scope&) = delete;
-    waiting& slot_;
+    thread_wait& slot_;
   };
 
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
-  entry& entry_of(std::int64_t number) {
-    return entries_[static_cast<std::size_t>(number - oldest_)];
-  }
-
   [[nodiscard]] bool unwound(int rank) const { return unwinding_ && unwinding_->rank == rank; }
 
-  // Whether a rank's input may be read.
-  [[nodiscard]] bool ready(std::int64_t number, int rank) const {
-    return next_[at(rank)] > number && !unwound(rank);
-  }
-  [[nodiscard]] bool finished(std::int64_t number, int rank) {
-    return number < oldest_ || entry_of(number).finished[at(rank)];
-  }
-  [[nodiscard]] bool all_posted(std::int64_t number) const {
-    return std::ranges::all_of(next_, [&](std::int64_t next) { return next > number; });
-  }
-  [[nodiscard]] bool drained(std::int64_t number) {
-    return number < oldest_ || all_finished(entry_of(number));
-  }
-  static bool all_finished(const entry& e) {
-    return std::ranges::all_of(e.finished, std::identity{});
-  }
-
-  template <class Transfer>
-  void run(std::unique_lock<std::mutex>& lock, int rank, std::int64_t number,
-           const Transfer& transfer) {
-    entry& e = entry_of(number);  // stays until this rank has finished
-    ++e.running;
-    lock.unlock();
-    const std::int64_t bytes = transfer(std::span<const void* const>(e.sources));
-    lock.lock();
-    --e.running;
-    e.finished[at(rank)] = true;
-    bytes_read_[at(rank)] += bytes;
-    if (all_finished(e) || failure_ || unwinding_) changed_.notify_all();
-    while (!entries_.empty() && all_finished(entries_.front())) {
-      entries_.pop_front();
-      ++oldest_;
-    }
-  }
-
-  // Whether every rank has joined; throws when that will never be.
-  template <class Joined>
-  bool poll(int rank, std::int64_t number, const Joined& joined) {
-    if (!failure_ && unwound(rank)) record(*unwinding_);
-    if (failure_) throw_failure(rank);
-    bool all = true;
-    for (int other = 0; other < ranks_; ++other) {
-      if (joined(other)) continue;
-      if (left_[at(other)]) {
-        give_up(rank, describe(number, rank,
-                               fmt::format("waits for rank {}, which has returned", other)));
-      }
-      all = false;
-    }
-    return all;
-  }
-
-  template <class Joined>
-  void await(std::unique_lock<std::mutex>& lock, int rank, std::int64_t number, deadline until,
-             const Joined& joined) {
-    if (poll(rank, number, joined)) return;
-    const std::function<bool(int)> joined_by = joined;
-    const wait_scope waits(waits_[at(rank)], {number, &joined_by});
-    if (standoff()) give_up(rank, describe_standoff());
-    // What is over is over, even if a rank has failed since.
-    const auto over = [&] { return number < oldest_ || poll(rank, number, joined); };
-    if (!changed_.wait_until(lock, until, over)) give_up(rank, overdue(number, rank, joined));
-  }
-
-  // Whether every rank waits for another or has returned, so that no deadline need be waited for.
-  [[nodiscard]] bool standoff() const {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (!left_[at(rank)] && !misses_any(rank)) return false;
-    }
-    return std::ranges::any_of(waits_, [](const waiting& w) { return w.joined != nullptr; });
-  }
-
-  [[nodiscard]] bool misses_any(int rank) const {
-    const auto* joined = waits_[at(rank)].joined;
-    if (joined == nullptr) return false;
-    for (int other = 0; other < ranks_; ++other) {
-      if (!(*joined)(other)) return true;
+  [[nodiscard]] bool misses_any(const thread_wait& wait) const {
+    for (int other = 0; other < count(); ++other) {
+      if (!wait.joined(other)) return true;
     }
     return false;
   }
 
-  // Ranks that a waiting rank misses.
-  [[nodiscard]] std::string missing(int rank) const {
-    std::string list;
-    for (int other = 0; other < ranks_; ++other) {
-      if ((*waits_[at(rank)].joined)(other)) continue;
-      list += fmt::format("{}{}", list.empty() ? "" : ", ", other);
+  // Whether every rank waits for another or has returned, so that no deadline need be waited for.
+  [[nodiscard]] bool standoff() const {
+    for (int rank = 0; rank < count(); ++rank) {
+      const thread_wait& wait = waits_[at(rank)];
+      if (!left_[at(rank)] && (wait.board == nullptr || !misses_any(wait))) return false;
     }
-    return list;
+    return std::ranges::any_of(waits_, [](const thread_wait& w) { return w.board != nullptr; });
   }
 
-  [[nodiscard]] std::string describe_standoff() {
+  [[nodiscard]] std::string describe_standoff() const {
     std::string what = "no rank can go on, since they made different calls:";
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (waits_[at(rank)].joined == nullptr) {
+    for (int rank = 0; rank < count(); ++rank) {
+      const thread_wait& wait = waits_[at(rank)];
+      if (wait.board == nullptr) {
         what += fmt::format(" rank {} has returned;", rank);
       } else {
-        what += " " + describe(waits_[at(rank)].number, rank, "waits for " + missing(rank)) + ";";
+        what += " " + wait.describe(rank, "waits for " + missing(wait)) + ";";
       }
     }
     return what + " all ranks must make the same calls in the same order";
   }
 
-  [[nodiscard]] std::string describe(std::int64_t number, int rank, std::string_view what) {
-    const thread_operation& o = entry_of(number).operation;
-    return fmt::format("{} '{}' (collective {}): rank {} {}", o.kind, o.label, number, rank, what);
+  [[nodiscard]] std::string overdue(int rank, const thread_wait& wait) const {
+    return wait.describe(rank, "reached its deadline waiting for rank " + missing(wait));
   }
 
-  template <class Joined>
-  [[nodiscard]] std::string overdue(std::int64_t number, int rank, const Joined& joined) {
-    std::string missing;
-    for (int other = 0; other < ranks_; ++other) {
-      if (!joined(other)) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", other);
+  [[nodiscard]] std::string missing(const thread_wait& wait) const {
+    std::string list;
+    for (int other = 0; other < count(); ++other) {
+      if (!wait.joined(other)) list += fmt::format("{}{}", list.empty() ? "" : ", ", other);
     }
-    return describe(number, rank, "reached its deadline waiting for rank " + missing);
+    return list;
   }
 
   static failure failure_of(int rank, const std::string& what) {
@@ -332,33 +221,197 @@ class thread_board {
     changed_.notify_all();
   }
 
-  [[noreturn]] void give_up(int rank, const std::string& what) {
-    record(failure_of(rank, what));
-    throw collective_error(what);
-  }
-
-  [[noreturn]] void throw_failure(int rank) const {
-    if (failure_->rank == rank) throw collective_error(failure_->what);
-    throw rank_failure(fmt::format("rank {} failed first: {}", failure_->rank, failure_->what));
-  }
-
-  const int ranks_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<entry> entries_;       // the operations that are not finished, by number
-  std::int64_t oldest_ = 0;         // number of the first of them
-  std::vector<std::int64_t> next_;  // number of each rank's next operation
   std::vector<bool> left_;
-  std::vector<waiting> waits_;  // of each rank
-  std::vector<std::int64_t> bytes_read_;
+  std::vector<thread_wait> waits_;    // of each rank
   std::optional<failure> unwinding_;  // a rank is being unwound: no transfer starts
   std::optional<failure> failure_;
 };
 
+// What all ranks must agree on when they start an operation.
+struct thread_operation {
+  std::string_view kind;
+  std::string_view label;
+  index_t elements = 0;
+  std::size_t element_size = 0;
+  friend bool operator==(const thread_operation&, const thread_operation&) = default;
+};
+
+// What the ranks of a group share: its operations. Every public member function may be called from
+// any rank, and takes its rank in the group; everywhere else, and in errors, ranks are the world's.
+class thread_board {
+ public:
+  thread_board(std::shared_ptr<thread_ranks> ranks, std::vector<int> members)
+      : ranks_(std::move(ranks)),
+        members_(std::move(members)),
+        next_(at(ranks_->count()), std::numeric_limits<std::int64_t>::max()),
+        bytes_read_(members_.size(), 0) {
+    for (const int member : members_) next_[at(member)] = 0;
+  }
+
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return ranks_->timeout(); }
+
+  [[nodiscard]] std::int64_t bytes_read(int rank) const {
+    const auto guard = ranks_->lock();
+    return bytes_read_[at(rank)];
+  }
+
+  // Publishes this rank's input to its next operation; returns the operation's number.
+  std::int64_t post(int rank, const thread_operation& operation, const void* source) {
+    const auto guard = ranks_->lock();
+    const int member = members_[at(rank)];
+    ranks_->throw_if_failed(member);
+    const std::int64_t number = next_[at(member)];
+    if (number == oldest_ + std::ssize(entries_)) {
+      entries_.emplace_back(operation, member, members_, ranks_->count());
+    }
+    entry& e = entry_of(number);
+    if (e.operation != operation) {
+      const auto started = [](int by, const thread_operation& o) {
+        return fmt::format("rank {} started {} '{}' of {} elements of {} bytes", by, o.kind,
+                           o.label, o.elements, o.element_size);
+      };
+      ranks_->give_up(
+          member,
+          fmt::format("collective {} differs between ranks: {}, {}; all ranks must make "
+                      "the same calls in the same order",
+                      number, started(e.first_rank, e.operation), started(member, operation)));
+    }
+    e.sources[at(rank)] = source;
+    ++next_[at(member)];
+    if (std::ranges::all_of(next_, [&](std::int64_t next) { return next > number; })) {
+      ranks_->notify();
+    }
+    return number;
+  }
+
+  // Runs the transfer if every rank has posted. Returns whether it ran. The transfer returns how
+  // many bytes it has read from other ranks.
+  template <class Transfer>
+  bool try_transfer(int rank, std::int64_t number, const Transfer& transfer) {
+    auto guard = ranks_->lock();
+    if (!ranks_->poll(members_[at(rank)], {this, number, false})) return false;
+    run(guard, rank, number, transfer);
+    return true;
+  }
+
+  template <class Transfer>
+  void await_transfer(int rank, std::int64_t number, deadline until, const Transfer& transfer) {
+    auto guard = ranks_->lock();
+    ranks_->await(guard, members_[at(rank)], {this, number, false}, until);
+    run(guard, rank, number, transfer);
+  }
+
+  // Waits until no rank needs the input of this operation any more.
+  void drain(int rank, std::int64_t number, deadline until) {
+    auto guard = ranks_->lock();
+    ranks_->await(guard, members_[at(rank)], {this, number, true}, until);
+  }
+
+  void settle(int rank, std::int64_t number, bool transferred) noexcept {
+    auto guard = ranks_->lock();
+    ranks_->settle(guard, members_[at(rank)], {this, number, true}, transferred);
+  }
+
+  // The group of one color, for a split that all ranks know to be complete.
+  [[nodiscard]] std::shared_ptr<thread_board> part(std::int64_t split, int color,
+                                                   std::span<const int> colors) {
+    const auto guard = ranks_->lock();
+    std::shared_ptr<thread_board>& group = parts_[{split, color}];
+    if (group == nullptr) {
+      std::vector<int> members;
+      for (std::size_t rank = 0; rank < colors.size(); ++rank) {
+        if (colors[rank] == color) members.push_back(members_[rank]);
+      }
+      group = std::make_shared<thread_board>(ranks_, std::move(members));
+    }
+    return group;
+  }
+
+ private:
+  friend thread_wait;
+
+  // One operation, from the first post until every rank has finished its transfer.
+  struct entry {
+    entry(const thread_operation& o, int rank, std::span<const int> members, int ranks)
+        : label(o.label),
+          operation{o.kind, label, o.elements, o.element_size},
+          first_rank(rank),
+          sources(members.size(), nullptr),
+          finished(at(ranks), true) {
+      for (const int member : members) finished[at(member)] = false;
+    }
+    entry(const entry&) = delete;
+    entry& operator=(const entry&) = delete;
+
+    const std::string label;  // a copy, since a failed rank frees its own
+    const thread_operation operation;
+    const int first_rank;
+    int running = 0;
+    std::vector<const void*> sources;  // by rank in the group
+    std::vector<bool> finished;        // by rank; true for who is not in the group
+  };
+
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+
+  entry& entry_of(std::int64_t number) {
+    return entries_[static_cast<std::size_t>(number - oldest_)];
+  }
+
+  static bool all_finished(const entry& e) {
+    return std::ranges::all_of(e.finished, std::identity{});
+  }
+
+  template <class Transfer>
+  void run(std::unique_lock<std::mutex>& guard, int rank, std::int64_t number,
+           const Transfer& transfer) {
+    entry& e = entry_of(number);  // stays until this rank has finished
+    ++e.running;
+    guard.unlock();
+    const std::int64_t bytes = transfer(std::span<const void* const>(e.sources));
+    guard.lock();
+    --e.running;
+    e.finished[at(members_[at(rank)])] = true;
+    bytes_read_[at(rank)] += bytes;
+    if (all_finished(e) || ranks_->stopped()) ranks_->notify();
+    while (!entries_.empty() && all_finished(entries_.front())) {
+      entries_.pop_front();
+      ++oldest_;
+    }
+  }
+
+  const std::shared_ptr<thread_ranks> ranks_;
+  const std::vector<int> members_;
+  std::deque<entry> entries_;  // the operations that are not finished, by number
+  std::int64_t oldest_ = 0;    // number of the first of them
+  std::vector<std::int64_t>
+      next_;  // number of each rank's next operation; no end outside the group
+  std::vector<std::int64_t> bytes_read_;  // by rank in the group
+  std::map<std::pair<std::int64_t, int>, std::shared_ptr<thread_board>> parts_;
+};
+
+// Whether it is outside the group or inside, no input may be read once a rank is being unwound.
+inline bool thread_wait::joined(int rank) const {
+  const auto i = static_cast<std::size_t>(rank);
+  if (number < board->oldest_) return true;
+  if (to_finish) return board->entry_of(number).finished[i];
+  return board->next_[i] > number && !board->ranks_->stopped_by(rank);
+}
+inline bool thread_wait::running() const {
+  return number >= board->oldest_ && board->entry_of(number).running > 0;
+}
+inline std::string thread_wait::describe(int rank, std::string_view does) const {
+  const thread_operation& o = board->entry_of(number).operation;
+  return fmt::format("{} '{}' (collective {}): rank {} {}", o.kind, o.label, number, rank, does);
+}
+
 }  // namespace detail
 
-// One rank's view of a thread_world. Copies are the same rank; use it from that rank's thread only.
+// One rank's view of a group: a thread_world or a part of it. Copies are the same rank; use it from
+// that rank's thread only.
 class thread_collective {
   struct started {
     std::shared_ptr<detail::thread_board> board{};
@@ -413,9 +466,9 @@ class thread_collective {
   };
 
   [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] int size() const { return board_->ranks(); }
+  [[nodiscard]] int size() const { return board_->size(); }
 
-  // Bytes that this rank has copied or summed out of other ranks' memory so far.
+  // Bytes that this rank has copied or summed out of the memory of other ranks of the group so far.
   [[nodiscard]] std::int64_t bytes_read() const { return board_->bytes_read(rank_); }
 
   template <class T>
@@ -439,6 +492,23 @@ class thread_collective {
                            std::string_view label) {
     return start(into == reduce_into::add ? "adding all-reduce" : "all-reduce", label, full, local,
                  pieces, into, &reduce<From, To, true>);
+  }
+
+  // The ranks of one color, in the order of ranks. A collective call; the group fails with the
+  // world and the world with the group.
+  [[nodiscard]] thread_collective split(int color) {
+    std::vector<int> colors(static_cast<std::size_t>(size()));
+    std::vector<piece> pieces;
+    for (int r = 0; r < size(); ++r) pieces.push_back({r, r, 0, 1});
+    request all = start_all_gather(std::span<const int>(&color, 1), std::span<int>(colors),
+                                   std::span<const piece>(pieces), "split");
+    const std::int64_t number = all.op_.number;
+    const deadline until = std::chrono::steady_clock::now() + board_->timeout();
+    all.wait(until);
+    all.drain(until);
+    const auto before = std::span(colors).first(static_cast<std::size_t>(rank_));
+    return {board_->part(number, color, colors),
+            static_cast<int>(std::ranges::count(before, color))};
   }
 
  private:
@@ -529,32 +599,37 @@ class thread_world {
   // collective, and run rethrows the first exception.
   template <class Body>
   void run(Body&& body) {
-    const auto board = std::make_shared<detail::thread_board>(ranks_, options_);
+    const auto ranks = std::make_shared<detail::thread_ranks>(ranks_, options_);
+    std::vector<int> members(static_cast<std::size_t>(ranks_));
+    std::iota(members.begin(), members.end(), 0);
+    const auto board = std::make_shared<detail::thread_board>(ranks, std::move(members));
     std::vector<std::thread> threads;
     threads.reserve(static_cast<std::size_t>(ranks_));
     for (int rank = 0; rank < ranks_; ++rank) {
       // A thread that cannot be started is a rank that has failed.
       try {
-        threads.emplace_back([&board, &body, rank] { run_rank(board, body, rank); });
+        threads.emplace_back([&, rank] { run_rank(*ranks, thread_collective(board, rank), body); });
       } catch (const std::system_error& e) {
-        board->fail(rank, e.what(), std::current_exception());
+        ranks->fail(rank, e.what(), std::current_exception());
         break;
       }
     }
     for (std::thread& thread : threads) thread.join();
-    board->rethrow_failure();
+    ranks->rethrow_failure();
   }
 
  private:
   template <class Body>
-  static void run_rank(const std::shared_ptr<detail::thread_board>& board, Body& body, int rank) {
+  static void run_rank(detail::thread_ranks& ranks, const thread_collective& collective,
+                       Body& body) {
+    const int rank = collective.rank();
     try {
-      body(thread_collective(board, rank));
-      board->leave(rank);
+      body(thread_collective(collective));
+      ranks.leave(rank);
     } catch (const std::exception& e) {
-      board->fail(rank, e.what(), std::current_exception());
+      ranks.fail(rank, e.what(), std::current_exception());
     } catch (...) {
-      board->fail(rank, "an exception of unknown type", std::current_exception());
+      ranks.fail(rank, "an exception of unknown type", std::current_exception());
     }
   }
 
