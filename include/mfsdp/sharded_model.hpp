@@ -43,7 +43,8 @@ struct step_result {
 
 // One rank's part of a sharded training run.
 //
-//   Axes        a mesh; the constructor takes a bare collective for its shard axis, too
+//   Axes        a mesh: units are sharded over its shard axis, its replicate axis has copies; the
+//               constructor takes a bare collective for the former, too
 //   Where       a Placement      Rules  an Optimizer or a set such as mixed
 //   Memory      a Backend         Precision  a precision: the types of what is stored and moved
 //
@@ -59,7 +60,7 @@ class sharded_model {
   static_assert(sizeof(contract::check_model<Axes, Where, Rules, Memory, Precision>) > 0);
 
   using collective = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
-  using context = runtime_context<collective, Memory, Precision>;
+  using context = runtime_context<Axes, Memory, Precision>;
   using parameters = unit_parameters<context>;
   using gradients_type = unit_gradients<context, Where::replicated>;
   using compute = typename Precision::compute;
@@ -182,8 +183,8 @@ class sharded_model {
 
   sharded_model(const model_spec& spec, Axes axes, Where placement, Rules optimizers,
                 model_options options = {}, Memory backend = {})
-      : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes),
-                 axes.shard, std::move(backend), std::move(options)),
+      : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes), axes,
+                 std::move(backend), std::move(options)),
         parameters_(checked_context(axes, options_of(optimizers))),
         masters_(context_, parameters_),
         gradients_(context_),
@@ -233,7 +234,12 @@ class sharded_model {
   sharded_model& operator=(const sharded_model&) = delete;
 
   [[nodiscard]] const mfsdp::plan& plan() const { return context_.plan; }
-  [[nodiscard]] int rank() const { return context_.rank(); }
+  // Among all ranks that train the model, replica by replica: whose part of the data this is. The
+  // plan is of one shard group, and this rank has the place rank() % plan().ranks in it.
+  [[nodiscard]] int rank() const {
+    return context_.replicas.rank() * plan().ranks + context_.rank();
+  }
+  [[nodiscard]] int ranks() const { return context_.replicas.size() * plan().ranks; }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
   [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
 
@@ -254,7 +260,7 @@ class sharded_model {
     require_released("initialize");
     parameters_.quiesce();
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-      if (plan().local_segments[i].rank == rank()) initialize_segment(i, fill);
+      if (is_here(i)) initialize_segment(i, fill);
     }
     parameters_.invalidate();
     initialized_ = true;
@@ -290,7 +296,8 @@ class sharded_model {
   // Scales all gradients so that their global 2-norm is at most `max_norm`; returns the norm
   // before. Gradients that are not finite do not count, and the next step leaves their tensors out,
   // on all ranks alike (refused()); clip(infinity) only looks for them. Errors: usage_error unless
-  // max_norm > 0, or as step. Cost: one small gather, none where every rank holds everything.
+  // max_norm > 0, or as step. Cost: one small gather, none where every rank holds everything; and
+  // the sum over replicas, if there are any.
   double clip(double max_norm) {
     if (!(max_norm > 0)) {
       throw usage_error(fmt::format(
@@ -326,9 +333,10 @@ class sharded_model {
     return names;
   }
 
-  // Updates what this rank holds; moves nothing. `learning_rate_scale` multiplies the rates of all
-  // optimizers (a schedule). Errors: usage_error if a unit is in use, or if a gradient was handed
-  // out but not reduced, or never asked for.
+  // Updates what this rank holds; moves nothing, but that gradients are summed over replicas if
+  // clip has not done so. `learning_rate_scale` multiplies the rates of all optimizers (a
+  // schedule). Errors: usage_error if a unit is in use, or if a gradient was handed out but not
+  // reduced, or never asked for.
   step_result step(double learning_rate_scale = 1) {
     if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
       throw usage_error(
@@ -382,7 +390,7 @@ class sharded_model {
   }
 
   // The sum of one number of each rank, in rank order: the same bits on all of them. For losses and
-  // token counts. Cost: one gather of a double per rank.
+  // token counts. Cost: one gather of a double per rank on each axis.
   [[nodiscard]] double sum(double mine) {
     const std::vector<double> all = gather_from_all<double>({mine}, "sum", phase::sum);
     return std::accumulate(all.begin(), all.end(), 0.0);
@@ -445,8 +453,8 @@ class sharded_model {
 
   // Before anything else is exchanged: do all ranks have the same plan?
   context& checked_context(const Axes& axes, const std::string& rules) {
-    if (axes.replicate.size() != 1 || axes.site.size() != 1) {
-      throw spec_error("the replicate and site axes of a mesh have one rank in this version");
+    if (axes.site.size() != 1) {
+      throw spec_error("the site axis of a mesh has one rank in this version");
     }
     const model_options& options = context_.options;
     if (options.prefetch < 0) {
@@ -480,19 +488,41 @@ class sharded_model {
           "all ranks must pass the same model, placement, optimizers, precision and options",
           groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
+    require_replicas();
     return context_;
   }
 
-  // What every rank has given, in rank order.
+  // Do the ranks of the replicate axis hold the same?
+  void require_replicas() {
+    if (context_.replicas.size() == 1) return;
+    const auto place = static_cast<std::uint64_t>(context_.rank());
+    for (const std::uint64_t other :
+         gather_over<std::uint64_t>(context_.replicas, {place}, "mesh check", phase::setup)) {
+      if (other == place) continue;
+      throw spec_error(fmt::format(
+          "the replicate axis of the mesh joins rank {} of a shard group with rank {} of another, "
+          "which hold different parts of the model; make_mesh joins equal ones",
+          place, other));
+    }
+  }
+
+  // What every rank has given, in rank order: of each shard group, then of all of them.
   template <class T>
   [[nodiscard]] std::vector<T> gather_from_all(const std::vector<T>& own, std::string_view label,
                                                phase where) {
+    const std::vector<T> of_group = gather_over<T>(context_.collective, own, label, where);
+    if (context_.replicas.size() == 1) return of_group;
+    return gather_over<T>(context_.replicas, of_group, label, where);
+  }
+
+  template <class T, class Axis>
+  [[nodiscard]] std::vector<T> gather_over(Axis& axis, const std::vector<T>& own,
+                                           std::string_view label, phase where) {
     const auto count = static_cast<index_t>(own.size());
     std::vector<piece> pieces;
-    for (int r = 0; r < plan().ranks; ++r) pieces.push_back({r, r * count, 0, count});
+    for (int r = 0; r < axis.size(); ++r) pieces.push_back({r, r * count, 0, count});
     std::vector<T> all(own.size() * pieces.size());
-    auto request = context_.collective.start_all_gather(std::span<const T>(own), std::span<T>(all),
-                                                        pieces, label);
+    auto request = axis.start_all_gather(std::span<const T>(own), std::span<T>(all), pieces, label);
     context_.book(where);
     request.wait(context_.until());
     request.drain(context_.until());
@@ -541,10 +571,12 @@ class sharded_model {
     }
   }
 
+  [[nodiscard]] bool is_here(std::size_t i) const {
+    return plan().local_segments[i].rank == context_.rank();
+  }
   [[nodiscard]] bool is_trainable_here(std::size_t i) const {
-    const local_segment& segment = plan().local_segments[i];
-    return segment.rank == rank() &&
-           plan().tensors[plan().items[segment.item].tensor].optimizer >= 0;
+    const std::size_t item = plan().local_segments[i].item;
+    return is_here(i) && plan().tensors[plan().items[item].tensor].optimizer >= 0;
   }
 
   context context_;

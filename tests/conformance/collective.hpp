@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <concepts>
@@ -376,6 +377,61 @@ void narrow_conformance(World& world) {
   reduce_scatter_conformance<T>(world);
   reduce_scatter_conformance<T, float>(world);
   all_reduce_conformance<T, float>(world);
+}
+
+// Groups of a world, and operations of several of them at once, waited for in an order that differs
+// between ranks. Every group has inputs of its own, so that a message gone astray shows.
+template <class World>
+void split_conformance(World& world) {
+  using mfsdp::reduce_into;
+  on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const int rank = collective.rank();
+    const int size = collective.size();
+    for (const int columns : {1, 2, 3, size}) {
+      const int rows = (size + columns - 1) / columns;
+      auto row = collective.split(rank / columns);
+      auto column = collective.split(rank % columns);
+      auto pair = row.split(row.rank() / 2);
+      if (row.rank() != rank % columns) complain("has another rank in its row");
+      if (row.size() != std::min(columns, size - rank / columns * columns)) {
+        complain("is in a row of another size");
+      }
+      if (column.rank() != rank / columns) complain("has another rank in its column");
+      if (column.size() != rows - (rank % columns >= size - (rows - 1) * columns ? 1 : 0)) {
+        complain("is in a column of another size");
+      }
+      if (pair.rank() != row.rank() % 2) complain("has another rank in its pair");
+      for (int i = 0; i < 3; ++i) {
+        const auto of_row = piece_maps(row.size())[static_cast<std::size_t>(3 + i)];
+        const auto of_column = for_all_reduce(piece_maps(column.size()).back());
+        const auto of_pair = piece_maps(pair.size())[1];
+        const auto of_world = piece_maps(size).back();
+        auto gather = all_gather_of<float>(row, of_row, 100 + rank / columns);
+        auto sum =
+            reduction_of<float>(column, of_column, reduce_into::write, true, 200 + rank % columns);
+        auto scatter = reduction_of<double>(pair, of_pair, reduce_into::add, false,
+                                            300 + rank / columns * columns + row.rank() / 2);
+        auto words = all_gather_of<std::uint64_t>(collective, of_world, i);
+        auto first = start_all_gather(row, gather, "in a row");
+        auto second = start_all_reduce(column, sum, reduce_into::write, "in a column");
+        auto third = start_reduce_scatter(pair, scatter, reduce_into::add, "in a pair");
+        auto fourth = start_all_gather(collective, words, "in the world");
+        std::array requests{&first, &second, &third, &fourth};
+        if (rank % 2 == 1) std::ranges::reverse(requests);
+        for (auto* request : requests) request->wait(soon());
+        for (auto* request : {&first, &second, &third, &fourth}) request->drain(soon());
+        for (const std::string& what :
+             {gather.verdict("all-gather of a row"), sum.verdict("all-reduce of a column"),
+              scatter.verdict("reduce-scatter of a pair"), words.verdict("all-gather of all")}) {
+          if (!what.empty()) complain(what);
+        }
+      }
+    }
+    // The world goes on without its groups.
+    const auto maps = piece_maps(size);
+    auto e = all_gather_of<float>(collective, maps[1]);
+    finish(start_all_gather(collective, e, "after"), e, "all-gather after the groups", complain);
+  });
 }
 
 template <class World>

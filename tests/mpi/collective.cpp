@@ -34,3 +34,7 @@ TEST_CASE("by ring and chain") {
 TEST_CASE("by ring and chain, in small parcels") {
   conform(travel::ring, travel::chain, 512);
 }
+
+TEST_CASE("groups") {
+  mfsdp_test::split_conformance(job);
+}

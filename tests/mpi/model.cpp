@@ -58,6 +58,32 @@ TEST_CASE("training over processes equals a plain loop bit for bit") {
   }
 }
 
+TEST_CASE("a mesh of processes equals a plain loop bit for bit") {
+  for (const int shard_ranks : {1, 2, job.size()}) {
+    if (job.size() % shard_ranks != 0) continue;
+    for (const double max_norm : {0.0, 0.5}) {
+      CAPTURE(shard_ranks);
+      CAPTURE(max_norm);
+      const toy::settings how{.ranks = job.size(),
+                              .replicas = job.size() / shard_ranks,
+                              .micro_batches = 3,
+                              .max_norm = max_norm};
+      const toy::outcome plain = toy::run_plain(toy::odd_spec(), toy::optimizers(), how);
+      job.run([&](auto comm) {
+        mfsdp::sharded_model model{toy::odd_spec(), mfsdp::make_mesh(comm, shard_ranks),
+                                   mfsdp::owner_placement{}, toy::optimizers()};
+        model.initialize(toy::initialize);
+        std::vector<double> losses;
+        std::vector<double> norms;
+        toy::train(model, how, losses, norms);
+        CHECK(norms == plain.norms);
+        CHECK(toy::read_parameters(model) == plain.parameters);
+        CHECK(model.moved(mfsdp::phase::step) == mfsdp::traffic{});
+      });
+    }
+  }
+}
+
 TEST_CASE("processes with different plans are told so before anything else moves") {
   if (job.size() == 1) return;
   std::int64_t sent = 0;

@@ -136,18 +136,20 @@ using backend = composed<with_allocate, with_fill, with_copy, with_multiply,
 // ------------------------------------------------------------------------------------------ model
 
 // A mesh that takes anything, so that a fault of a collective meets the door and not mfsdp::mesh.
-template <class Collective>
+template <class Shard, class Replicate = mfsdp::self>
 struct axes {
-  Collective shard;
-  mfsdp::self replicate{};
+  Shard shard;
+  Replicate replicate{};
   mfsdp::self site{};
 };
 
 // Constructs and uses a model as a trainer would.
-template <class Collective, class Placement, class Optimizer, class Backend = backend>
-void train(Collective comm, Placement where, Optimizer rule, Backend memory = {}) {
-  mfsdp::sharded_model<axes<Collective>, Placement, Optimizer, Backend> model{
-      mfsdp::model_spec{}, axes<Collective>{comm}, where, rule, {}, memory};
+template <class Collective, class Placement, class Optimizer, class Backend = backend,
+          class Replicate = mfsdp::self>
+void train(Collective comm, Placement where, Optimizer rule, Backend memory = {},
+           Replicate copies = {}) {
+  mfsdp::sharded_model<axes<Collective, Replicate>, Placement, Optimizer, Backend> model{
+      mfsdp::model_spec{}, axes<Collective, Replicate>{comm, copies}, where, rule, {}, memory};
   model.initialize([](const mfsdp::tensor_spec&, std::span<float>, index_t) {});
   for (const std::size_t unit : model.forward_order()) {
     (void)model.acquire(unit, mfsdp::pass::forward);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -40,7 +41,8 @@ inline mfsdp::mixed<mfsdp::muon, mfsdp::adamw> optimizers() {
 }
 
 struct settings {
-  int ranks = 2;
+  int ranks = 2;     // of all replicas together
+  int replicas = 1;  // for run_plain; run_sharded is given a mesh
   int steps = 3;
   int micro_batches = 2;
   double max_norm = 0.5;  // 0: no clipping
@@ -132,14 +134,17 @@ std::map<std::string, std::vector<float>> read_parameters(Model& model) {
   return all;
 }
 
-// Trains on a thread_world; `inspect(model)` runs on every rank at the end.
-template <class Placement, class Optimizers, class Inspect, class Precision = mfsdp::precision<>>
+// Trains on a thread_world; `inspect(model)` runs on every rank at the end, `axes_of(comm)` at the
+// start.
+template <class Placement, class Optimizers, class Inspect, class Precision = mfsdp::precision<>,
+          class Axes = std::identity>
 outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimizers rules,
-                    const settings& how, Inspect&& inspect, Precision types = {}) {
+                    const settings& how, Inspect&& inspect, Precision types = {},
+                    Axes axes_of = {}) {
   outcome result;
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(how.ranks));
   mfsdp::thread_world{how.ranks}.run([&](auto comm) {
-    mfsdp::sharded_model model{spec, comm, placement, rules, types, how.options};
+    mfsdp::sharded_model model{spec, axes_of(comm), placement, rules, types, how.options};
     model.initialize(initialize);
     std::vector<double> norms;
     train(model, how, losses[static_cast<std::size_t>(comm.rank())], norms);
@@ -179,8 +184,9 @@ float written(float value, const mfsdp::rounding_stream& stream, std::size_t i) 
   }
 }
 
-// The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates. Floats
-// throughout, each with a value that the precision can store.
+// The reference: full copies, a loop over ranks, sums in rank order, whole-tensor updates; replica
+// by replica, which are then summed in order. Floats throughout, each with a value that the
+// precision can store.
 template <class Precision = mfsdp::precision<>, class Optimizers>
 outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const settings& how) {
   struct part {  // one matrix of a tensor, or a whole other tensor
@@ -253,49 +259,50 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
   outcome result;
   for (int step = 0; step < how.steps; ++step) {
     std::vector<double> losses(static_cast<std::size_t>(how.ranks), 0.0);
-    std::vector<std::vector<float>> total;
-    for (int micro = 0; micro < how.micro_batches; ++micro) {
-      std::vector<std::vector<float>> sum;
-      for (int rank = 0; rank < how.ranks; ++rank) {
-        std::vector<std::vector<float>> own(tensors.size());
-        for (const auto& unit : spec.units()) {
-          for (const auto& reference : unit.tensors) {
-            losses[static_cast<std::size_t>(rank)] +=
-                loss_of(std::span<const float>(read(reference.tensor)));
-          }
+    using gradients = std::vector<std::vector<float>>;
+    const auto add = [](gradients& sum, gradients&& term) {
+      if (sum.empty()) {
+        sum = std::move(term);
+        return;
+      }
+      for (std::size_t t = 0; t < sum.size(); ++t) {
+        for (std::size_t k = 0; k < sum[t].size(); ++k) {
+          sum[t][k] = stored<reduce>(sum[t][k] + term[t][k]);
         }
-        for (std::size_t u = spec.units().size(); u-- > 0;) {
-          const auto& references = spec.units()[u].tensors;
-          for (std::size_t i = 0; i < references.size(); ++i) {
-            const auto w = read(references[i].tensor);
-            auto& g = own[references[i].tensor];
-            const bool first = g.empty();
-            g.resize(w.size());
-            for (std::size_t k = 0; k < w.size(); ++k) {
-              const float d = stored<gradient>(derivative(w[k], k, i, rank, step, micro));
-              g[k] = first ? d : stored<gradient>(g[k] + d);
+      }
+    };
+    const int shard_ranks = how.ranks / how.replicas;
+    gradients total;
+    for (int replica = 0; replica < how.replicas; ++replica) {
+      gradients of_replica;
+      for (int micro = 0; micro < how.micro_batches; ++micro) {
+        gradients sum;
+        for (int rank = replica * shard_ranks; rank < (replica + 1) * shard_ranks; ++rank) {
+          gradients own(tensors.size());
+          for (const auto& unit : spec.units()) {
+            for (const auto& reference : unit.tensors) {
+              losses[static_cast<std::size_t>(rank)] +=
+                  loss_of(std::span<const float>(read(reference.tensor)));
             }
           }
-        }
-        if (sum.empty()) {
-          sum = std::move(own);
-          continue;
-        }
-        for (std::size_t t = 0; t < sum.size(); ++t) {
-          for (std::size_t k = 0; k < sum[t].size(); ++k) {
-            sum[t][k] = stored<reduce>(sum[t][k] + own[t][k]);
+          for (std::size_t u = spec.units().size(); u-- > 0;) {
+            const auto& references = spec.units()[u].tensors;
+            for (std::size_t i = 0; i < references.size(); ++i) {
+              const auto w = read(references[i].tensor);
+              auto& g = own[references[i].tensor];
+              const bool first = g.empty();
+              g.resize(w.size());
+              for (std::size_t k = 0; k < w.size(); ++k) {
+                const float d = stored<gradient>(derivative(w[k], k, i, rank, step, micro));
+                g[k] = first ? d : stored<gradient>(g[k] + d);
+              }
+            }
           }
+          add(sum, std::move(own));
         }
+        add(of_replica, std::move(sum));
       }
-      if (total.empty()) {
-        total = std::move(sum);
-        continue;
-      }
-      for (std::size_t t = 0; t < total.size(); ++t) {
-        for (std::size_t k = 0; k < total[t].size(); ++k) {
-          total[t][k] = stored<reduce>(total[t][k] + sum[t][k]);
-        }
-      }
+      add(total, std::move(of_replica));
     }
     result.losses.insert(result.losses.end(), losses.begin(), losses.end());
 

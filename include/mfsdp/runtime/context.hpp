@@ -1,4 +1,4 @@
-// What the parts of the runtime share: plan, collective, backend, options, and the accounts that
+// What the parts of the runtime share: plan, collectives, backend, options, and the accounts that
 // are kept of memory and traffic.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "mfsdp/collective/counting.hpp"
@@ -48,7 +49,8 @@ enum class memory_kind : std::size_t {
   optimizer_states,
   unit_buffers,      // whole units between acquire and release, one for each slot
   held_buffers,      // tied tensors and their gradients, whole
-  gradient_buffers,  // whole gradients of two units on their way to the owners
+  gradient_buffers,  // whole gradients of two units on their way to the owners, and what is on its
+                     // way between replicas
   workspace,         // scratch of the optimizers and of conversions
 };
 inline constexpr std::size_t memory_kinds = 7;
@@ -70,7 +72,7 @@ struct memory_usage {
   [[nodiscard]] std::int64_t total() const {
     return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
   }
-  // What stays between steps: the part that sharding divides by the number of ranks.
+  // What stays between steps: the part that sharding divides by the number of shard ranks.
   [[nodiscard]] std::int64_t resident() const {
     return (*this)[memory_kind::parameters] + (*this)[memory_kind::gradients] +
            (*this)[memory_kind::optimizer_states];
@@ -112,22 +114,29 @@ struct model_options {
   std::function<void(model_event, std::string_view)> observer{};
 };
 
-template <class Comm, class Memory, class Precision>
+template <class Axes, class Memory, class Precision>
 class runtime_context {
+  using shard_axis = std::remove_cvref_t<decltype(std::declval<Axes&>().shard)>;
+  using replicate_axis = std::remove_cvref_t<decltype(std::declval<Axes&>().replicate)>;
+
  public:
   using precision = Precision;
   template <class T>
   using storage = decltype(std::declval<Memory&>().template allocate<T>(index_t{1}));
-  using request = typename Comm::request;
+  using request = typename shard_axis::request;
+  using replica_request = typename replicate_axis::request;
 
-  runtime_context(mfsdp::plan the_plan, Comm comm, Memory memory_backend, model_options the_options)
+  runtime_context(mfsdp::plan the_plan, const Axes& axes, Memory memory_backend,
+                  model_options the_options)
       : plan(std::move(the_plan)),
-        collective(std::move(comm)),
+        collective(axes.shard),
+        replicas(axes.replicate),
         backend(std::move(memory_backend)),
         options(std::move(the_options)) {}
   runtime_context(const runtime_context&) = delete;
   runtime_context& operator=(const runtime_context&) = delete;
 
+  // In the plan, which is of one shard group.
   [[nodiscard]] int rank() const { return collective.rank(); }
   [[nodiscard]] deadline until() const {
     // A century stands for ever; beyond it the clock overflows.
@@ -156,8 +165,10 @@ class runtime_context {
 
   // Books what has been moved since the last call to this phase.
   void book(phase where) {
-    moved[static_cast<std::size_t>(where)] += collective.total() - booked_;
-    booked_ = collective.total();
+    traffic total = collective.total();
+    total += replicas.total();
+    moved[static_cast<std::size_t>(where)] += total - booked_;
+    booked_ = total;
   }
 
   void observe(model_event what, std::string_view name) const noexcept {
@@ -165,7 +176,8 @@ class runtime_context {
   }
 
   const mfsdp::plan plan;
-  counting<Comm> collective;
+  counting<shard_axis> collective;
+  counting<replicate_axis> replicas;  // ranks that hold the same
   Memory backend;
   const model_options options;
   memory_usage usage;

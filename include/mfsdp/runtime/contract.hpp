@@ -156,6 +156,19 @@ struct check_axes<Axes>
                 "mfsdp: a mesh has three axes, 'shard', 'replicate' and 'site', each a Collective");
 };
 
+// What copies need of each other: sums of what each has, and a look at what the others are.
+template <class Axes, class Precision>
+struct check_replicas {};
+template <Mesh Axes, class Precision>
+struct check_replicas<Axes, Precision> {
+  using replicate = std::remove_cvref_t<decltype(std::declval<const Axes&>().replicate)>;
+  static_assert(AllReduce<replicate, typename Precision::reduce> && AllGather<replicate, double> &&
+                    AllGather<replicate, std::uint64_t>,
+                "mfsdp: the replicate axis of the mesh lacks 'request start_all_reduce(full, "
+                "local, pieces, into, label)' of the precision's Reduce, or 'request "
+                "start_all_gather(shard, full, pieces, label)' of double and std::uint64_t");
+};
+
 // The operations that a placement needs, on the types of a precision.
 template <class C, class P, class Precision>
 struct check_operations {};
@@ -186,7 +199,8 @@ struct check_model : check_axes<Axes>,
                      check_precision<B, Precision>,
                      check_rules<P, typename members_of<Set>::type>,
                      check_updates<B, typename members_of<Set>::type>,
-                     check_operations<typename check_axes<Axes>::shard, P, Precision> {};
+                     check_operations<typename check_axes<Axes>::shard, P, Precision>,
+                     check_replicas<Axes, Precision> {};
 
 }  // namespace contract
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/replicas.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -26,7 +27,7 @@ class unit_gradients {
   using element = typename Context::precision::gradient;    // what the trainer writes
   using sum_element = typename Context::precision::reduce;  // what the owner keeps
 
-  explicit unit_gradients(Context& context) : context_(context) {
+  explicit unit_gradients(Context& context) : context_(context), replicas_(context) {
     const plan& plan = context_.plan;
     groups_.resize(plan.groups.size());
     index_t shard_elements = 0;
@@ -60,7 +61,7 @@ class unit_gradients {
     }
   }
 
-  // The sum over ranks of the gradients of plan.local_segments[i], which is on this rank and
+  // The sum over all ranks of the gradients of plan.local_segments[i], which is on this rank and
   // trainable; valid after finish().
   [[nodiscard]] std::span<sum_element> segment(std::size_t i) {
     const local_segment& segment = context_.plan.local_segments[i];
@@ -135,8 +136,10 @@ class unit_gradients {
     }
   }
 
-  // Waits for all sums. Errors: usage_error naming what was opened and not reduced, or never
-  // reduced since the last step.
+  // Waits for all sums, then adds up replicas, at the first call since the last step: not before,
+  // so that micro-batches move nothing between them. So a sum is over the ranks of a shard group in
+  // order, then over micro-batches, then over replicas in order. Errors: usage_error naming what
+  // was opened and not reduced, or never reduced since the last step.
   void finish() {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const group_state& group = groups_[g];
@@ -161,6 +164,9 @@ class unit_gradients {
       }
     }
     quiesce();
+    if (finished_) return;
+    replicas_.run([this](std::size_t g) { return groups_[g].shard; });
+    finished_ = true;
   }
 
   // Waits for the sums that are in flight.
@@ -171,6 +177,7 @@ class unit_gradients {
   // The gradients are used up or given up: the next reduction overwrites them.
   void clear() {
     quiesce();
+    finished_ = false;
     for (group_state& group : groups_) {
       group.buffer.reset();
       group.visitors.clear();
@@ -261,6 +268,8 @@ class unit_gradients {
   std::vector<buffer_state> buffers_;   // two for all units, then one for each tied tensor
   std::vector<std::size_t> in_flight_;  // buffers, in the order of their reductions
   std::size_t next_buffer_ = 0;
+  replica_sum<Context> replicas_;
+  bool finished_ = false;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

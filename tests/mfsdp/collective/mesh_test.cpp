@@ -26,6 +26,27 @@ TEST_CASE("the axes that are not given are of one rank") {
   });
 }
 
+TEST_CASE("neighbours share a shard group, equal positions replicate") {
+  thread_world(6).run([](thread_collective collective) {
+    const mesh axes = make_mesh(collective, 3);
+    const bool right = axes.shard.size() == 3 && axes.shard.rank() == collective.rank() % 3 &&
+                       axes.replicate.size() == 2 &&
+                       axes.replicate.rank() == collective.rank() / 3 && axes.site.size() == 1;
+    CHECK(right);
+  });
+  const mesh alone = make_mesh(self{}, 1);
+  CHECK(alone.replicate.size() == 1);
+}
+
+TEST_CASE("a world that cannot be cut evenly makes no mesh") {
+  for (const int shard_ranks : {0, -2, 4, 12}) {
+    CHECK_THROWS_WITH_AS(
+        thread_world(6).run([&](thread_collective c) { (void)make_mesh(c, shard_ranks); }),
+        fmt::format("6 ranks cannot be cut into shard groups of {}", shard_ranks).c_str(),
+        spec_error);
+  }
+}
+
 namespace {
 struct without_site {
   self shard;

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -140,6 +141,7 @@ TEST_CASE("thread_world conforms") {
     CAPTURE(ranks);
     thread_world world(ranks);
     mfsdp_test::collective_conformance(world);
+    mfsdp_test::split_conformance(world);
   }
 }
 
@@ -457,6 +459,127 @@ TEST_CASE("a failed world goes on failing") {
   CHECK(result.ranks[0].how == kind::rank_failure);
 }
 
+TEST_CASE("groups count what their own ranks read") {
+  thread_world world(4);
+  const report result = run(world, [](thread_collective& c) {
+    thread_collective pair = c.split(c.rank() % 2);
+    const std::int64_t before = c.bytes_read();
+    gather(pair, "weights", 4s, 100);
+    CHECK(pair.bytes_read() == 400);
+    CHECK(c.bytes_read() == before);
+  });
+  CHECK(result.world.how == kind::returned);
+}
+
+TEST_CASE("a rank that throws ends the waits of all groups, its own and others") {
+  thread_world world(6);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const report result = run(world, [&](thread_collective& c) {
+      thread_collective row = c.split(c.rank() / 3);
+      thread_collective column = c.split(c.rank() % 3);
+      gather(row);
+      if (c.rank() == 4) throw burnt("out of memory");
+      // Rank 0 to 2 only work in a group that rank 4 is not in, until that fails, too.
+      for (;;) gather(c.rank() < 3 ? row : column);
+    });
+    CHECK(result.world.what == "out of memory");
+    for (const int rank : {0, 1, 2, 3, 5}) {
+      CHECK(result.ranks[rank].what == "rank 4 failed first: out of memory");
+    }
+  }
+  check_usable(world);
+}
+
+TEST_CASE("no input of a group is read while a rank outside it unwinds") {
+  // Rank 2 unwinds past a request, then takes its time; rank 0 frees an input that rank 1 has not
+  // read.
+  thread_world world(3);
+  bool read = false;
+  std::latch transferred(1);
+  std::latch unwinding(1);
+  std::latch freed(1);
+  const report result = run(world, [&](thread_collective& c) {
+    thread_collective group = c.split(c.rank() / 2);
+    if (c.rank() == 2) {
+      struct slow {
+        std::latch& begun;
+        std::latch& until;
+        ~slow() {
+          begun.count_down();
+          until.wait();
+        }
+      };
+      const slow late{unwinding, freed};
+      operation op(c, 10, "never complete");
+      op.start_gather(c);
+      transferred.wait();
+      throw burnt("slowly");
+    }
+    auto op = std::make_unique<operation>(group, 1000, "freed");
+    op->start_gather(group);
+    if (c.rank() == 0) {
+      const scope_end end{freed};
+      op->running.wait(in(4s));
+      transferred.count_down();
+      unwinding.wait();
+      op.reset();
+    } else {
+      freed.wait();
+      op->running.wait(in(4s));
+      read = true;
+    }
+  });
+  CHECK(!read);
+  CHECK(result.world.what == "slowly");
+}
+
+TEST_CASE("a rank that returns is missed by its own groups only") {
+  thread_world world(4);
+  const report result = run(world, [&](thread_collective& c) {
+    thread_collective pair = c.split(c.rank() / 2);
+    if (c.rank() == 3) return;
+    if (c.rank() != 2) {
+      for (int i = 0; i < 50; ++i) gather(pair);
+      return;
+    }
+    std::this_thread::sleep_for(20ms);
+    gather(pair, "norms");
+  });
+  CHECK(result.world.what ==
+        "all-gather 'norms' (collective 0): rank 2 waits for rank 3, which has returned");
+}
+
+TEST_CASE("ranks that wait for each other in different groups are told at once") {
+  thread_world world(4);
+  const report result = run(world, [](thread_collective& c) {
+    thread_collective pair = c.split(c.rank() / 2);
+    if (c.rank() % 2 == 0) gather(pair, "in a pair", 60s);
+    gather(c, "of all", 60s);
+  });
+  CHECK(mentions(result.world.what, "no rank can go on",
+                 "all-gather 'in a pair' (collective 0): rank 2 waits for 3",
+                 "all-gather 'of all' (collective 1): rank 3 waits for 0, 2"));
+}
+
+TEST_CASE("a deadline in a group names ranks of the world and ends the others") {
+  thread_world world(4);
+  std::latch given_up(1);
+  const report result = run(world, [&](thread_collective& c) {
+    thread_collective pair = c.split(c.rank() / 2);
+    if (c.rank() == 2) {
+      const scope_end end{given_up};
+      gather(pair, "late", 100ms);
+    }
+    if (c.rank() == 3) given_up.wait();
+    gather(c, "of all");
+  });
+  CHECK(result.world.what ==
+        "all-gather 'late' (collective 0): rank 2 reached its deadline waiting for rank 3");
+  for (const int rank : {0, 1, 3}) {
+    CHECK(result.ranks[rank].what == "rank 2 failed first: " + result.world.what);
+  }
+}
+
 TEST_CASE("random failures at random points") {
   constexpr int ranks = 4;
   constexpr int length = 12;
@@ -471,10 +594,13 @@ TEST_CASE("random failures at random points") {
     std::vector<unsigned> script(length);
     for (unsigned& action : script) action = random();
 
-    const report result = run(world, [&](thread_collective& c) {
+    const report result = run(world, [&](thread_collective& all) {
+      std::vector<thread_collective> groups{all, all.split(all.rank() / 2),
+                                            all.split(all.rank() % 2)};
       std::vector<operation> ahead;
       for (unsigned step = 0; step < length; ++step) {
-        const bool fails = c.rank() == victim && step == moment;
+        thread_collective& c = groups[script[step] / 64 % 3];
+        const bool fails = all.rank() == victim && step == moment;
         if (fails && way == 0) throw burnt("injected");
         if (fails && way == 1) return;
         operation op(c, 1 + script[step] % 3000, "a label of more than sixteen characters");
