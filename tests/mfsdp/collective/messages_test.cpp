@@ -68,6 +68,7 @@ TEST_CASE("messages conform, however they travel") {
       message_world around(ranks,
                            {.gathers = travel::ring, .sums = travel::chain, .parcel_bytes = bytes});
       mfsdp_test::collective_conformance(around);
+      mfsdp_test::split_conformance(around);
     }
   }
 }
