@@ -3,14 +3,17 @@
 //
 // All contenders move the same unit of floats out of the same shards into a buffer in which each
 // tensor stands where the trainer needs it, or sum such a buffer into the shards. A contender whose
-// call wants another order copies, and the copy counts. They take turns, in an order that rotates;
-// the time of a turn is that of the slowest rank after a barrier.
+// call wants another order copies, and the copy counts. They take turns, in a new order in every
+// repetition; the time of a turn is that of the slowest rank after a barrier.
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -375,9 +378,12 @@ std::vector<double> compete(MPI_Comm comm, const std::vector<contender>& contend
                             int repetitions) {
   const std::size_t n = contenders.size();
   std::vector<std::vector<double>> times(n);
+  std::vector<std::size_t> order(n);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(1);  // the same on all ranks
   for (int repetition = 0; repetition < repetitions; ++repetition) {
-    for (std::size_t turn = 0; turn < n; ++turn) {
-      const std::size_t i = (turn + static_cast<std::size_t>(repetition)) % n;
+    std::ranges::shuffle(order, random);
+    for (const std::size_t i : order) {
       MPI_Barrier(comm);
       const double start = MPI_Wtime();
       contenders[i].run();
@@ -490,10 +496,6 @@ void run(const mfsdp::mpi_world& job, setting how) {
   if (how.ranks.empty()) how.ranks = {job.size()};
   score result;
   for (const int ranks : how.ranks) {
-    if (ranks > job.size()) {
-      throw std::runtime_error(
-          fmt::format("--ranks {} in a job of {}; start more with mpirun -n", ranks, job.size()));
-    }
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, job.rank() < ranks ? 0 : MPI_UNDEFINED, job.rank(), &comm);
     if (comm != MPI_COMM_NULL) {
@@ -527,7 +529,8 @@ int main(int argc, char** argv) {
       "  mpirun -n 8 build/release/bench/collectives --ranks 2 4 8",
       "collectives"};
   setting how;
-  app.add_option("--ranks", how.ranks, "numbers of ranks, each with the first so many of the job");
+  app.add_option("--ranks", how.ranks, "numbers of ranks, up to those of the job")
+      ->check(CLI::Range(1, job.size()));
   app.add_option("--repetitions", how.repetitions, "turns of each contender")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

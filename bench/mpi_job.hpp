@@ -2,30 +2,30 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <map>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "mfsdp/collective/mpi.hpp"
 
 // How the engine moves messages, instead of its own choice.
 inline void add_message_options(CLI::App& app, mfsdp::message_options& options) {
-  const auto named = [&app](const char* name, std::optional<mfsdp::travel>& chosen, auto ways,
-                            const char* what) {
+  using mfsdp::travel;
+  using names = std::map<std::string, travel>;
+  const auto add = [&app](const char* option, std::optional<travel>& chosen, const names& ways,
+                          const char* what) {
     app.add_option_function<std::string>(
-           name,
-           [&chosen](const std::string& way) {
-             chosen = way == "direct"  ? mfsdp::travel::direct
-                      : way == "chain" ? mfsdp::travel::chain
-                                       : mfsdp::travel::ring;
-           },
-           what)
-        ->check(CLI::IsMember(std::move(ways)));
+           option, [&chosen, ways](const std::string& way) { chosen = ways.at(way); }, what)
+        ->check(CLI::IsMember(ways));
   };
-  named("--gathers", options.gathers, std::set<std::string>{"direct", "ring"},
-        "how gathers travel; the engine chooses if not given");
-  named("--sums", options.sums, std::set<std::string>{"direct", "chain", "ring"},
-        "how sums travel");
+  add("--gathers", options.gathers, {{"direct", travel::direct}, {"ring", travel::ring}},
+      "how gathers travel; the engine chooses if not given");
+  add("--sums", options.sums,
+      {{"direct", travel::direct}, {"chain", travel::chain}, {"ring", travel::ring}},
+      "how sums travel");
   app.add_option("--parcel", options.parcel_bytes, "bytes of the largest message")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -34,9 +34,10 @@ inline void add_message_options(CLI::App& app, mfsdp::message_options& options) 
       ->capture_default_str();
 }
 
-// The main of such a program: body(world) if the command line is right. Only rank 0 answers --help.
+// The main of such a program: body() if the command line is right; rank 0 says what is not. An
+// exception ends the whole job, since the other ranks may wait in calls that have no deadline.
 template <class Body>
-int run_job(CLI::App& app, int argc, char** argv, mfsdp::mpi_world& job, Body&& body) {
+int run_job(CLI::App& app, int argc, char** argv, const mfsdp::mpi_world& job, Body&& body) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -46,7 +47,8 @@ int run_job(CLI::App& app, int argc, char** argv, mfsdp::mpi_world& job, Body&& 
     body();
   } catch (const std::exception& e) {
     fmt::print(stderr, "{}: rank {}: {}\n", app.get_name(), job.rank(), e.what());
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   }
   return 0;
 }

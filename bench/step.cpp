@@ -11,8 +11,8 @@
 // reduce as in a trainer, so that transfers can hide behind them.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -108,8 +108,10 @@ class stand_in {
 // ----------------------------------------------------------------------------------------- layouts
 
 struct times {
-  double step = 0;  // seconds
+  double step = 0;  // seconds of the slowest rank
   double iteration = 0;
+  double step_cpu = 0;  // seconds of processors, all ranks together
+  double iteration_cpu = 0;
 };
 
 struct bytes_of_layout {
@@ -126,13 +128,24 @@ struct layout {
   bytes_of_layout formula;
 };
 
+double over_ranks(double mine, MPI_Op what) {
+  double all = 0;
+  MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, what, MPI_COMM_WORLD);
+  return all;
+}
+
+// Now, in seconds; those of the processor are of all threads of this process.
+struct moment {
+  double wall = MPI_Wtime();
+  double cpu = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+};
+
 // Forward, backward with reductions, clip, step. The step's own time is that of step(), which
 // begins when the reductions are over, because clip waits for them; the iteration's is all of it.
 template <class Model>
 times iterate(Model& model, stand_in& compute) {
-  using clock = std::chrono::steady_clock;
   MPI_Barrier(MPI_COMM_WORLD);
-  const auto start = clock::now();
+  const moment start;
   const auto& spec = model.plan().spec;
   const auto is_matrix = [&](std::size_t unit, std::size_t i) {
     return spec.tensors()[spec.units()[unit].tensors[i].tensor].role == mfsdp::tensor_role::matrix;
@@ -156,14 +169,12 @@ times iterate(Model& model, stand_in& compute) {
     gradients.reduce();
   }
   model.clip(1.0);
-  const auto before_step = clock::now();
+  const moment before_step;
   model.step();
-  const auto end = clock::now();
-  double mine[2]{std::chrono::duration<double>(end - before_step).count(),
-                 std::chrono::duration<double>(end - start).count()};
-  double slowest[2];
-  MPI_Allreduce(mine, slowest, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-  return {slowest[0], slowest[1]};
+  const moment end;
+  return {over_ranks(end.wall - before_step.wall, MPI_MAX),
+          over_ranks(end.wall - start.wall, MPI_MAX),
+          over_ranks(end.cpu - before_step.cpu, MPI_SUM), over_ranks(end.cpu - start.cpu, MPI_SUM)};
 }
 
 // What a rank should need, in bytes: M elements of matrices and E others, on N ranks. Parameters
@@ -248,12 +259,6 @@ void forget_peak() {
   std::ofstream("/proc/self/clear_refs") << "5";
 }
 
-double over_ranks(double mine, MPI_Op what) {
-  double all = 0;
-  MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, what, MPI_COMM_WORLD);
-  return all;
-}
-
 // -------------------------------------------------------------------------------------------
 // report
 
@@ -296,9 +301,10 @@ void report(const std::vector<layout>& layouts, const std::vector<record>& recor
   nlohmann::ordered_json figures{{"ranks", sizes.ranks},
                                  {"parameters", sizes.matrices + sizes.others},
                                  {"stand_in_flops", flops}};
-  fmt::print("{:<11} {:>9} {:>13} |{:>9} {:>9} {:>9} {:>9} |{:>9} {:>7} {:>9} {:>7} {:>9}\n",
-             "layout", "step ms", "iteration ms", "forward", "backward", "clip", "step", "resident",
-             "error", "total", "error", "process");
+  fmt::print(
+      "{:<11} {:>9} {:>13} {:>8} {:>8} |{:>9} {:>9} {:>9} {:>9} |{:>9} {:>7} {:>9} {:>7} {:>9}\n",
+      "layout", "step ms", "iteration ms", "step cpu", "all cpu", "forward", "backward", "clip",
+      "step", "resident", "error", "total", "error", "process");
   double largest_error = 0;
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     const record& r = records[i];
@@ -308,9 +314,14 @@ void report(const std::vector<layout>& layouts, const std::vector<record>& recor
     const double resident_error = r.resident / layouts[i].formula.resident - 1;
     const double total_error = r.total / layouts[i].formula.total - 1;
     largest_error = std::max({largest_error, std::abs(resident_error), std::abs(total_error)});
-    fmt::print("{:<11} {:>9.1f} {:>13.1f} |", name, step, iteration);
+    const double step_cpu = median_of(r, &times::step_cpu);
+    const double iteration_cpu = median_of(r, &times::iteration_cpu);
+    fmt::print("{:<11} {:>9.1f} {:>13.1f} {:>8.2f} {:>8.2f} |", name, step, iteration, step_cpu,
+               iteration_cpu);
     figures[name + "_step_ms"] = step;
     figures[name + "_iteration_ms"] = iteration;
+    figures[name + "_step_cpu_seconds"] = step_cpu;
+    figures[name + "_iteration_cpu_seconds"] = iteration_cpu;
     for (const auto& [where, label] : moving_phases) {
       const double a_rank = r.moved.at(where) / sizes.ranks;
       fmt::print("{:>9.3f} ", 1e-6 * a_rank);
@@ -325,8 +336,11 @@ void report(const std::vector<layout>& layouts, const std::vector<record>& recor
     figures[name + "_process_growth_bytes"] = r.process_growth;
   }
   fmt::print(
-      "\nMB received by a rank on average in each phase, as many sent; MB of memory of the rank "
-      "that has most,\nbeside its formula; growth of the peak of a process\n\n");
+      "\nTimes of the slowest rank, then seconds of processors of all ranks, for the step and for "
+      "all.\n"
+      "MB received by a rank on average in each phase, as many sent. MB of memory of the rank "
+      "that\n"
+      "has most, beside the formula; what the peak of its process grew by.\n\n");
 
   const double speedup = ratio(records[1], records[0], &times::step);
   double to_best = 0;
