@@ -34,7 +34,7 @@ struct setting {
   index_t width = 384;
   index_t vocabulary = 4096;
   index_t context = 512;
-  index_t tokens = 512;
+  index_t tokens = 1024;
   int rounds = 7;
   mfsdp::message_options engine;
   std::string json_path;
