@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <thread>
@@ -32,8 +33,9 @@ class post_office {
     std::vector<std::byte> copy{};  // of a small message
     const void* source = nullptr;
     void* target = nullptr;
-    std::size_t bytes = 0;
+    std::size_t bytes = 0;  // received, once it is done
     bool done = false;
+    bool cut_off = false;  // larger than what it was received into
   };
   using handle = std::shared_ptr<message>;
 
@@ -81,10 +83,11 @@ class post_office {
     return h;
   }
 
-  void poll(std::span<handle> handles, std::vector<std::size_t>& done) {
+  void poll(std::span<handle> handles, std::vector<mfsdp::message_completion>& done) {
     const std::unique_lock lock(mutex_);
     for (std::size_t i = 0; i < handles.size(); ++i) {
-      if (handles[i]->done) done.push_back(i);
+      const message& m = *handles[i];
+      if (m.done) done.push_back({i, static_cast<std::int64_t>(m.bytes), m.cut_off});
     }
   }
 
@@ -98,9 +101,14 @@ class post_office {
   // The name of a new group, whichever of its ranks asks first.
   int split(int group, int nth, int color) {
     const std::unique_lock lock(mutex_);
+    ++arrived_[{group, nth}];
     const auto [place, fresh] = splits_.try_emplace({group, nth, color}, groups_ + 1);
     if (fresh) ++groups_;
     return place->second;
+  }
+  [[nodiscard]] int arrived(int group, int nth) {
+    const std::unique_lock lock(mutex_);
+    return arrived_[{group, nth}];
   }
 
  private:
@@ -109,9 +117,11 @@ class post_office {
            (receive.from < 0 || receive.from == send.from);
   }
   static void deliver(message& send, message& receive) {
-    if (send.bytes != receive.bytes) std::terminate();  // MPI would cut it off
-    if (send.bytes > 0) {
-      std::memcpy(receive.target, send.copy.empty() ? send.source : send.copy.data(), send.bytes);
+    receive.cut_off = send.bytes > receive.bytes;
+    receive.bytes = std::min(send.bytes, receive.bytes);
+    if (receive.bytes > 0) {
+      std::memcpy(receive.target, send.copy.empty() ? send.source : send.copy.data(),
+                  receive.bytes);
     }
     send.done = receive.done = true;
   }
@@ -121,6 +131,7 @@ class post_office {
   std::list<handle> receives_;
   std::set<int> dead_;
   std::map<std::array<int, 3>, int> splits_;
+  std::map<std::array<int, 2>, int> arrived_;
   int groups_ = 0;
 };
 
@@ -137,7 +148,7 @@ class local_wire {
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  [[nodiscard]] std::int64_t tags() const { return 32767; }
+  [[nodiscard]] std::int64_t largest_tag() const { return 32767; }
   [[nodiscard]] bool one_node() const { return true; }
 
   handle send(const void* from, std::size_t bytes, int to, std::int64_t tag) {
@@ -153,7 +164,7 @@ class local_wire {
             {.group = group_, .from = from, .to = rank_, .tag = tag, .target = to, .bytes = bytes}),
         office_};
   }
-  static void poll(std::span<handle> handles, std::vector<std::size_t>& done) {
+  static void poll(std::span<handle> handles, std::vector<mfsdp::message_completion>& done) {
     if (handles.empty()) return;
     std::vector<post_office::handle> messages;
     for (const handle& h : handles) messages.push_back(h.message);
@@ -161,15 +172,9 @@ class local_wire {
   }
   static bool cancel(handle& h) { return h.office->cancel(h.message); }
 
-  [[nodiscard]] local_wire split(int color, std::span<const int> ranks) {
-    local_wire part = *this;
-    part.group_ = office_->split(group_, ++splits_, color);
-    part.splits_ = 0;
-    part.members_.clear();
-    for (const int r : ranks) part.members_.push_back(world_rank(r));
-    part.rank_ = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
-    return part;
-  }
+  // Complete when all ranks of the group have come.
+  struct splitting;
+  [[nodiscard]] splitting begin_split(int color, std::span<const int> ranks);
   void free() {}
 
  private:
@@ -181,6 +186,28 @@ class local_wire {
   int rank_;
   std::vector<int> members_;
 };
+
+struct local_wire::splitting {
+  local_wire part;
+  int parent;
+  int nth;
+  int parent_size;
+
+  std::optional<local_wire> take() {
+    if (part.office_->arrived(parent, nth) < parent_size) return std::nullopt;
+    return part;
+  }
+};
+
+inline local_wire::splitting local_wire::begin_split(int color, std::span<const int> ranks) {
+  local_wire part = *this;
+  part.group_ = office_->split(group_, ++splits_, color);
+  part.splits_ = 0;
+  part.members_.clear();
+  for (const int r : ranks) part.members_.push_back(world_rank(r));
+  part.rank_ = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
+  return {part, group_, splits_, size()};
+}
 
 // Ranks as threads that send each other messages.
 class message_world {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -42,7 +43,7 @@ struct notice {
 
 // All that moves for one rank: operations of all of its groups, notices, and the thread.
 template <MessageWire Wire>
-class message_engine {
+class message_engine : public std::enable_shared_from_this<message_engine<Wire>> {
  public:
   using operation = message_operation<Wire>;
   using group = message_group<Wire>;
@@ -50,15 +51,15 @@ class message_engine {
 
   message_engine(Wire wire, message_options options)
       : options_(std::move(options)), world_{std::move(wire)} {
-    if (options_.parcel_bytes < 64 || options_.parcels_ahead < 1 ||
-        options_.timeout <= std::chrono::milliseconds::zero()) {
+    if (options_.parcel_bytes < 64 || options_.parcel_bytes > (index_t{1} << 30) ||
+        options_.parcels_ahead < 1 || options_.timeout <= std::chrono::milliseconds::zero()) {
       throw spec_error(fmt::format(
-          "message_options: parcel_bytes {} is below 64, parcels_ahead {} below 1, or timeout {} "
-          "ms not positive",
+          "message_options: parcel_bytes {} is not in 64 to 2^30, parcels_ahead {} below 1, or "
+          "timeout {} ms not positive",
           options_.parcel_bytes, options_.parcels_ahead, options_.timeout.count()));
     }
     for (int rank = 0; rank < world_.wire.size(); ++rank) world_.members.push_back(rank);
-    left_.assign(world_.members.size(), std::nullopt);
+    left_.assign(world_.members.size(), false);
     groups_.push_back(&world_);
     listen();
     thread_ = std::thread([this] { progress(); });
@@ -88,16 +89,22 @@ class message_engine {
 
   // ----- what operations use, with the lock
 
-  // One message of an operation, or of the engine if `owner` is null.
-  struct under_way {
+  // What a message belongs to: an operation, or a notice if `owner` is null.
+  struct purpose {
     operation* owner = nullptr;
     std::size_t slot = 0;
     int part = 0;
   };
 
-  void track(handle h, const under_way& what) {
-    handles_.push_back(std::move(h));
-    entries_.push_back(what);
+  // Ranks are those of the group.
+  void send(group& g, const void* from, index_t bytes, int to, std::int64_t tag,
+            const purpose& what) {
+    handles_.push_back(g.wire.send(from, static_cast<std::size_t>(bytes), to, tag));
+    entries_.push_back({what, g.world_rank(to), -1});
+  }
+  void receive(group& g, void* to, index_t bytes, int from, std::int64_t tag, const purpose& what) {
+    handles_.push_back(g.wire.receive(to, static_cast<std::size_t>(bytes), from, tag));
+    entries_.push_back({what, from < 0 ? from : g.world_rank(from), bytes});
   }
 
   [[nodiscard]] std::byte* take_block() {
@@ -130,44 +137,54 @@ class message_engine {
     completed_.clear();
     guarded([&] { Wire::poll(std::span<handle>(handles_), completed_); });
     if (completed_.empty()) return false;
-    std::ranges::sort(completed_, std::greater<>{});
+    std::ranges::sort(completed_, std::greater<>{}, &message_completion::position);
     events_.clear();
-    for (const std::size_t i : completed_) {
-      events_.push_back(entries_[i]);
-      drop(i);
+    for (const message_completion& c : completed_) {
+      events_.push_back({entries_[c.position], c});
+      drop(c.position);
     }
-    // In the order in which they were started, as far as that is known.
-    std::ranges::reverse(events_);
     for (std::size_t i = 0; i < events_.size(); ++i) {
-      const under_way event = events_[i];
-      if (event.owner != nullptr) {
-        guarded([&] { event.owner->advance(event.slot, event.part); });
+      const auto [message, completion] = events_[i];
+      require_whole(message, completion);
+      const purpose& what = message.what;
+      if (what.owner != nullptr) {
+        guarded([&what] { what.owner->advance(what.slot, what.part); });
       } else {
-        hear(event);
+        hear(what);
       }
     }
     operations_.remove_if([](const auto& op) { return op->over(); });
     return true;
   }
 
-  // Waits until done() with the lock; throws after the deadline or when somebody has failed.
+  // Waits until done() with the lock; throws after the deadline or when somebody has failed. After
+  // a failure nothing counts as complete, since what came last may have been taken from freed
+  // memory.
   template <class Done>
   void await(std::unique_lock<std::mutex>& lock, operation& op, deadline until, const Done& done) {
     ++waiting_;
     const struct scope {
-      int& count;
-      ~scope() { --count; }
-    } leave{waiting_};
-    int idle = 0;
-    while (!done()) {
+      message_engine& engine;
+      ~scope() {
+        if (--engine.waiting_ == 0) engine.changed_.notify_all();  // the thread takes over
+      }
+    } leave{*this};
+    const auto patience = clock::now() + std::chrono::seconds(1);
+    bool asked = false;
+    for (int idle = 0;;) {
       throw_if_failed();
+      if (done()) return;
       if (poll()) {
         idle = 0;
         continue;
       }
-      const auto now = std::chrono::steady_clock::now();
+      const auto now = clock::now();
       if (now >= until) give_up(lock, op);
-      if (returned_) missing_rank(op, now);
+      if (returned_ && !asked && now >= patience) {
+        asked = true;
+        require_present(lock, op);
+        continue;
+      }
       lock.unlock();
       // Busy at first, since most waits are short.
       if (++idle < 1000) {
@@ -179,9 +196,8 @@ class message_engine {
     }
   }
 
-  [[nodiscard]] bool failed() const { return failure_.has_value(); }
-
-  void throw_if_failed() const {
+  void throw_if_failed() {
+    if (given_up_ && std::uncaught_exceptions() <= exceptions_) fail(*given_up_);
     if (!failure_) return;
     if (failure_->rank == world_.wire.rank()) throw collective_error(failure_->what);
     throw rank_failure(fmt::format("rank {} failed first: {}", failure_->rank, failure_->what));
@@ -210,7 +226,13 @@ class message_engine {
       }
     } catch (const collective_error&) {
     }
-    if (!unwinding || !managed_) fail(op.describe("gave it up before every rank had finished"));
+    // What unwinds this rank says more, if it gets as far as report().
+    const std::string what = op.describe("gave it up before every rank had finished");
+    if (!unwinding || !managed_) {
+      fail(what);
+    } else if (!given_up_) {
+      given_up_ = what;
+    }
     withdraw(guard, op);
   }
 
@@ -225,41 +247,63 @@ class message_engine {
   void leave() noexcept {
     std::unique_lock guard(mutex_);
     if (std::exchange(leaving_, true)) return;
-    if (!failure_ && std::uncaught_exceptions() > exceptions_) {
+    if (std::uncaught_exceptions() > exceptions_) {
       fail("an exception has ended it");
+    } else if (given_up_) {
+      fail(*given_up_);
     }
-    notice n{.what = notice::subject::left, .rank = world_.wire.rank()};
-    if (!failure_) tell_all(n);
+    if (!failure_) tell_all({.what = notice::subject::left, .rank = world_.wire.rank()});
+    const auto others = all_ranks_but(world_.wire.size(), world_.wire.rank());
     const auto all_left = [&] {
-      for (std::size_t rank = 0; rank < left_.size(); ++rank) {
-        if (!left_[rank] && static_cast<int>(rank) != world_.wire.rank()) return false;
-      }
-      return operations_.empty() && outgoing_.empty();
+      return std::ranges::all_of(others,
+                                 [&](int rank) { return left_[static_cast<std::size_t>(rank)]; });
     };
-    poll_until(guard, clock::now() + options_.timeout, [&] { return failure_ || all_left(); });
-    if (!failure_ && !all_left()) {
-      std::string absent;
-      for (std::size_t rank = 0; rank < left_.size(); ++rank) {
-        if (left_[rank] || static_cast<int>(rank) == world_.wire.rank()) continue;
-        absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
+    const auto over = [&] {
+      return failure_ || (all_left() && operations_.empty() && outgoing_.empty());
+    };
+    // Others may work for as long as they like, as long as they are there.
+    while (!over()) {
+      poll_until(guard, clock::now() + options_.timeout, over);
+      if (over()) break;
+      if (all_left()) fail("has returned and has messages left that nobody takes");
+      call_roll(guard, world_);
+      std::string silent;
+      for (const int rank : others) {
+        if (!left_[static_cast<std::size_t>(rank)] && !answer_of(rank)) append(silent, rank);
       }
-      fail(fmt::format("has returned and reached its deadline waiting for rank {} to return",
-                       absent));
+      if (!failure_ && !silent.empty()) {
+        fail(fmt::format("has returned and waits for rank {}, which does not answer", silent));
+      }
     }
     // Notices that are on their way get a moment to arrive.
     poll_until(guard, clock::now() + std::chrono::seconds(1), [&] { return outgoing_.empty(); });
   }
 
-  // A group for a color; every rank of `of` calls it, after an exchange that found all of them
-  // here: the wire has no deadline. The group must not outlive the engine.
-  std::shared_ptr<group> split(group& of, int color, std::span<const int> ranks) {
-    std::shared_ptr<group> part(new group{of.wire.split(color, ranks)},
-                                [this](group* g) { forget(g); });
-    for (const int r : ranks) part->members.push_back(of.members[static_cast<std::size_t>(r)]);
-    const std::unique_lock guard(mutex_);
-    part->id = ++splits_;
+  // A group for a color, after an exchange of colors and counts of splits on `of`; every rank of it
+  // calls this. `id` is equal on the ranks of the group, and larger than those of their others.
+  std::shared_ptr<group> split(group& of, int color, std::span<const int> ranks, std::int64_t id,
+                               deadline until) {
+    auto guard = lock();
+    throw_if_failed();
+    auto splitting = of.wire.begin_split(color, ranks);
+    std::optional<Wire> wire;
+    poll_until(guard, until, [&] {
+      if (!failure_) wire = splitting.take();
+      return failure_ || wire;
+    });
+    if (!failure_ && !wire) fail("split: reached its deadline waiting for the ranks of the group");
+    throw_if_failed();
+    std::shared_ptr<group> part(new group{std::move(*wire)},
+                                [self = this->shared_from_this()](group* g) { self->forget(g); });
+    for (const int r : ranks) part->members.push_back(of.world_rank(r));
+    part->id = id;
+    splits_ = id;
     groups_.push_back(part.get());
     return part;
+  }
+  [[nodiscard]] std::int64_t splits() {
+    const auto guard = lock();
+    return splits_;
   }
 
  private:
@@ -269,6 +313,12 @@ class message_engine {
   struct failure {
     int rank;
     std::string what;
+  };
+
+  struct entry {
+    purpose what;
+    int peer = 0;            // in the world
+    std::int64_t bytes = 0;  // of a receive; -1 of a send
   };
 
   static constexpr std::int64_t notice_tag = 0;
@@ -346,10 +396,10 @@ class message_engine {
   }
 
   void listen() {
-    track(world_.wire.receive(heard_.get(), sizeof(notice), -1, notice_tag), {nullptr, 0, hearing});
+    receive(world_, heard_.get(), sizeof(notice), -1, notice_tag, {nullptr, 0, hearing});
   }
 
-  void hear(const under_way& event) {
+  void hear(const purpose& event) {
     if (event.part != hearing) {
       std::erase_if(outgoing_, [&](const auto& n) { return n.first == event.slot; });
       return;
@@ -361,7 +411,7 @@ class message_engine {
         if (!failure_) failure_ = failure{static_cast<int>(n.rank), n.text.data()};
         [[fallthrough]];
       case notice::subject::left:
-        left_[static_cast<std::size_t>(n.rank)] = clock::now();
+        left_[static_cast<std::size_t>(n.rank)] = true;
         returned_ = true;
         break;
       case notice::subject::roll_call: {
@@ -380,56 +430,91 @@ class message_engine {
     changed_.notify_all();
   }
 
-  void tell(int rank, const notice& n) {
+  // A rank that cannot be told may be dead, which others find out.
+  void tell(int rank, const notice& n) noexcept {
     outgoing_.emplace_back(++notices_, n);
-    track(world_.wire.send(&outgoing_.back().second, sizeof(notice), rank, notice_tag),
-          {nullptr, notices_, 0});
-  }
-  void tell_all(const notice& n) {
-    for (const int rank : all_ranks_but(world_.wire.size(), world_.wire.rank())) {
-      try {
-        tell(rank, n);
-      } catch (const collective_error&) {  // that rank may be dead
-      }
+    try {
+      send(world_, &outgoing_.back().second, sizeof(notice), rank, notice_tag,
+           {nullptr, notices_, 0});
+    } catch (const collective_error&) {
+      outgoing_.pop_back();
     }
   }
+  void tell_all(const notice& n) {
+    for (const int rank : all_ranks_but(world_.wire.size(), world_.wire.rank())) tell(rank, n);
+  }
 
-  // Who waits for a rank that has returned waits for ever. What that rank has sent before may still
-  // be on its way, so this waits a little.
-  void missing_rank(operation& op, clock::time_point now) {
-    for (const int rank : op.awaited()) {
-      const auto& left = left_[static_cast<std::size_t>(rank)];
-      if (!left || now < *left + std::chrono::seconds(1)) continue;
+  // Ranks that make different calls may get messages that are meant for another.
+  void require_whole(const entry& e, const message_completion& c) {
+    if (!c.failed && (e.bytes < 0 || c.bytes == e.bytes)) return;
+    const std::string what =
+        e.bytes < 0 ? fmt::format("could not send to rank {}", e.peer)
+                    : fmt::format(
+                          "got {} bytes from rank {} where {} were due; all ranks must "
+                          "make the same calls in the same order",
+                          c.failed ? "other" : std::to_string(c.bytes), e.peer, e.bytes);
+    fail(e.what.owner != nullptr ? e.what.owner->describe(what) : what);
+    throw_if_failed();
+  }
+
+  // Asks all ranks of a group whether they are there; present_ gets the answers of a second.
+  void call_roll(std::unique_lock<std::mutex>& guard, const group& g) {
+    present_.clear();
+    for (const int rank : g.members) {
+      if (rank == world_.wire.rank()) continue;
+      tell(rank, {.what = notice::subject::roll_call, .rank = world_.wire.rank(), .group = g.id});
+    }
+    poll_until(guard, clock::now() + std::chrono::seconds(1),
+               [&] { return failure_ || present_.size() + 1 >= g.members.size(); });
+  }
+  [[nodiscard]] const notice* answer_of(int rank) const {
+    const auto answer = std::ranges::find(present_, rank, &notice::rank);
+    return answer == present_.end() ? nullptr : &*answer;
+  }
+
+  static void append(std::string& list, int rank) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
+  }
+
+  // Ranks whose messages an operation waits for, or if there are none, that have not taken its own.
+  [[nodiscard]] std::vector<int> awaited(const operation& op, bool sends) const {
+    std::vector<int> ranks;
+    for (const entry& e : entries_) {
+      if (e.what.owner == &op && sends == (e.bytes < 0)) ranks.push_back(e.peer);
+    }
+    std::ranges::sort(ranks);
+    ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
+    return ranks;
+  }
+
+  // Who waits for a rank that has returned without having come to the operation waits for ever.
+  void require_present(std::unique_lock<std::mutex>& guard, operation& op) {
+    call_roll(guard, op.of());
+    throw_if_failed();
+    for (const int rank : awaited(op, false)) {
+      const notice* answer = answer_of(rank);
+      if (!left_[static_cast<std::size_t>(rank)] || answer == nullptr ||
+          answer->number > op.number()) {
+        continue;
+      }
       fail(op.describe(fmt::format("waits for rank {}, which has returned", rank)));
       throw_if_failed();
     }
   }
 
-  // The deadline has passed: asks all ranks of the group who is there, and says who is missing.
+  // The deadline has passed; says who is missing.
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& guard, operation& op) {
-    const group& g = op.of();
-    present_.clear();
-    const notice call{
-        .what = notice::subject::roll_call, .rank = world_.wire.rank(), .group = g.id};
-    for (const int rank : g.members) {
-      if (rank != world_.wire.rank()) tell(rank, call);
-    }
-    const auto until = clock::now() + std::min<std::chrono::milliseconds>(
-                                          options_.timeout, std::chrono::milliseconds(1000));
-    poll_until(guard, until, [&] { return failure_ || present_.size() + 1 >= g.members.size(); });
+    call_roll(guard, op.of());
     throw_if_failed();
     std::string silent;
     std::string late;
-    const auto list = [](std::string& to, int rank) {
-      to += fmt::format("{}{}", to.empty() ? "" : ", ", rank);
-    };
-    for (const int rank : g.members) {
+    for (const int rank : op.of().members) {
       if (rank == world_.wire.rank()) continue;
-      const auto answer = std::ranges::find(present_, rank, &notice::rank);
-      if (answer == present_.end()) {
-        list(silent, rank);
+      const notice* answer = answer_of(rank);
+      if (answer == nullptr) {
+        append(silent, rank);
       } else if (answer->number <= op.number()) {
-        list(late, rank);
+        append(late, rank);
       }
     }
     std::string what = "reached its deadline waiting for rank ";
@@ -438,24 +523,28 @@ class message_engine {
     } else if (!late.empty()) {
       what += late + ", which has not come to it";
     } else {
-      for (const int rank : op.awaited()) list(late, rank);
-      what += late.empty() ? std::string("to receive") : late;
+      std::string slow;
+      for (const int rank : awaited(op, false)) append(slow, rank);
+      const bool sends = slow.empty();
+      for (const int rank : awaited(op, true)) {
+        if (sends) append(slow, rank);
+      }
+      what += slow + (sends ? " to receive" : " to send");
     }
     fail(op.describe(what));
-    throw_if_failed();
-    throw collective_error(what);  // not reached
+    throw collective_error(failure_->what);
   }
 
   // Takes an operation's messages back. What cannot be taken back is given a moment to complete;
-  // then nothing of this rank moves any more, so that nothing is written to what may be freed.
+  // then nothing of this process moves any more, so that nothing is written to what may be freed.
   void withdraw(std::unique_lock<std::mutex>& guard, operation& op) noexcept {
     op.stop();
     if (!withdraw_until_) withdraw_until_ = clock::now() + std::chrono::seconds(1);
     const auto pending = [&] {
-      return std::ranges::any_of(entries_, [&](const under_way& e) { return e.owner == &op; });
+      return std::ranges::any_of(entries_, [&](const entry& e) { return e.what.owner == &op; });
     };
     for (std::size_t i = 0; i < entries_.size();) {
-      if (entries_[i].owner == &op && withdrawn(handles_[i])) {
+      if (entries_[i].what.owner == &op && withdrawn(handles_[i])) {
         drop(i);
       } else {
         ++i;
@@ -473,6 +562,9 @@ class message_engine {
     }
   }
 
+  // Once set, for the whole process: progress is one thing for all that its threads have started.
+  inline static std::atomic<bool> silent_ = false;
+
   const message_options options_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -483,24 +575,24 @@ class message_engine {
   std::int64_t splits_ = 0;
   std::list<std::shared_ptr<operation>> operations_;  // that are not over
   std::vector<handle> handles_;                       // messages under way
-  std::vector<under_way> entries_;                    // what each of them belongs to
-  std::vector<std::size_t> completed_;
-  std::vector<under_way> events_;
+  std::vector<entry> entries_;                        // what each of them belongs to
+  std::vector<message_completion> completed_;
+  std::vector<std::pair<entry, message_completion>> events_;
   std::vector<std::unique_ptr<block>> storage_;
   std::vector<std::byte*> blocks_;  // that are free
   std::unique_ptr<notice> heard_ = std::make_unique<notice>();
   std::list<std::pair<std::size_t, notice>> outgoing_;
   std::size_t notices_ = 0;
   std::vector<notice> present_;  // answers to a roll call
-  std::vector<std::optional<clock::time_point>> left_;
+  std::vector<bool> left_;
   std::optional<failure> failure_;
+  std::optional<std::string> given_up_;              // while an exception passed that may be caught
   std::optional<clock::time_point> withdraw_until_;  // for all requests that an exception destroys
   int waiting_ = 0;                                  // threads that poll themselves
   bool managed_ = false;   // somebody calls report() when an exception passes
   bool returned_ = false;  // any other rank
   bool leaving_ = false;
   bool stopping_ = false;
-  bool silent_ = false;
   int exceptions_ = std::uncaught_exceptions();
 };
 

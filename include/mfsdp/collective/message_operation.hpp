@@ -26,10 +26,11 @@ struct operation_header {
   std::array<char, 88> label{};  // shortened
   std::int64_t elements = 0;
   std::int64_t element_size = 0;
+  std::int64_t way = 0;
+  std::int64_t parcel_bytes = 0;
 
-  static operation_header of(std::string_view kind, std::string_view label, index_t elements,
-                             index_t element_size) {
-    operation_header header{.elements = elements, .element_size = element_size};
+  static operation_header of(std::string_view kind, std::string_view label) {
+    operation_header header;
     kind.copy(header.kind.data(), header.kind.size() - 1);
     label.copy(header.label.data(), header.label.size() - 1);
     return header;
@@ -37,6 +38,13 @@ struct operation_header {
   [[nodiscard]] std::string text(int rank) const {
     return fmt::format("rank {} started {} '{}' of {} elements of {} bytes", rank, kind.data(),
                        label.data(), elements, element_size);
+  }
+  // The same call, made with other message_options.
+  [[nodiscard]] bool differs_in_options(const operation_header& other) const {
+    operation_header same = other;
+    same.way = way;
+    same.parcel_bytes = parcel_bytes;
+    return same == *this;
   }
   friend bool operator==(const operation_header&, const operation_header&) = default;
 };
@@ -50,11 +58,8 @@ struct message_group {
   std::int64_t started = 0;    // operations
   std::deque<bool> over{};     // of the last operations, from the oldest that is not over
   std::int64_t bytes_sent = 0;
-  std::int64_t messages_sent = 0;
 
-  [[nodiscard]] std::string name_of(int rank) const {
-    return fmt::format("{}", members[static_cast<std::size_t>(rank)]);
-  }
+  [[nodiscard]] int world_rank(int rank) const { return members[static_cast<std::size_t>(rank)]; }
 };
 
 template <MessageWire Wire>
@@ -72,6 +77,7 @@ class message_operation {
     std::string_view label;
     bool gathers = false;
     reduce_into into = reduce_into::write;
+    travel way = travel::direct;
     const void* input = nullptr;
     void* output = nullptr;
     message_arithmetic arithmetic{};
@@ -80,16 +86,15 @@ class message_operation {
   // `routes` are this rank's, of owners that have pieces.
   message_operation(engine& e, group& g, const description& what, std::span<const piece> pieces,
                     std::vector<route> routes)
-      : engine_(e),
-        group_(g),
-        label_(what.label),
-        what_(what),
-        number_(g.started),
-        routes_(std::move(routes)) {
+      : engine_(e), group_(g), label_(what.label), what_(what), routes_(std::move(routes)) {
     what_.label = label_;
     index_t elements = 0;
     for (const piece& p : pieces) elements += p.count;
-    header_ = operation_header::of(what.kind, what.label, elements, what.arithmetic.term_size);
+    header_ = operation_header::of(what.kind, what.label);
+    header_.elements = elements;
+    header_.element_size = what.arithmetic.term_size;
+    header_.way = static_cast<std::int64_t>(what.way);
+    header_.parcel_bytes = e.options().parcel_bytes;
     const index_t largest =
         std::max<index_t>(1, e.options().parcel_bytes /
                                  std::max(what.arithmetic.term_size, what.arithmetic.sum_size));
@@ -110,7 +115,8 @@ class message_operation {
   void begin() {
     const int ranks = group_.wire.size();
     const int rank = group_.wire.rank();
-    const std::int64_t window = (group_.wire.tags() - 1) / (2 * ranks + 1);
+    const std::int64_t window = group_.wire.largest_tag() / (2 * ranks + 1);
+    number_ = group_.started;
     if (std::ssize(group_.over) >= window) {
       throw collective_error(describe("is one of too many at a time; wait for earlier ones first"));
     }
@@ -120,11 +126,10 @@ class message_operation {
     if (ranks > 1) {
       pending_ += 2;
       ++output_pending_;
-      engine_.track(group_.wire.receive(&other_header_, sizeof other_header_,
-                                        (rank + ranks - 1) % ranks, first_tag_),
-                    {this, header_slot, 0});
-      engine_.track(group_.wire.send(&header_, sizeof header_, (rank + 1) % ranks, first_tag_),
-                    {this, header_slot, 1});
+      engine_.receive(group_, &other_header_, sizeof other_header_, (rank + ranks - 1) % ranks,
+                      first_tag_, {this, header_slot, 0});
+      engine_.send(group_, &header_, sizeof header_, (rank + 1) % ranks, first_tag_,
+                   {this, header_slot, sent});
     }
     for (std::size_t l = 0; l < lanes_.size(); ++l) move_on(l);
     retire();
@@ -135,7 +140,7 @@ class message_operation {
     if (stopped_) return;
     if (which == header_slot) {
       --pending_;
-      if (part == 0) {
+      if (part != sent) {
         if (other_header_ != header_) disagree();
         --output_pending_;
       }
@@ -160,26 +165,12 @@ class message_operation {
 
   [[nodiscard]] std::string describe(const std::string& what) const {
     return fmt::format("{} '{}' (collective {}): rank {} {}", what_.kind, label_, number_,
-                       group_.name_of(group_.wire.rank()), what);
-  }
-
-  // Ranks of the world whose messages have not come.
-  [[nodiscard]] std::vector<int> awaited() const {
-    std::vector<int> ranks;
-    for (const slot& s : slots_) {
-      if (!s.busy) continue;
-      for (std::size_t i = 0; i < s.arrived.size(); ++i) {
-        const int rank = group_.members[at(routes_[s.lane].terms[i])];
-        if (!s.arrived[i] && std::ranges::find(ranks, rank) == ranks.end()) ranks.push_back(rank);
-      }
-    }
-    std::ranges::sort(ranks);
-    return ranks;
+                       group_.world_rank(group_.wire.rank()), what);
   }
 
  private:
   static constexpr std::size_t header_slot = static_cast<std::size_t>(-1);
-  static constexpr int sent = -1;
+  static constexpr int sent = -1;  // instead of the position of a term
 
   struct lane {
     std::size_t next = 0;  // parcel
@@ -189,7 +180,6 @@ class message_operation {
 
   // One parcel on one route.
   struct slot {
-    bool busy = false;
     bool holds_input = false;
     bool holds_output = false;
     std::size_t lane = 0;
@@ -248,12 +238,14 @@ class message_operation {
 
   // Starts what a parcel needs from other ranks.
   std::size_t open(std::size_t l, const parcel& p) {
-    std::size_t i = 0;
-    while (i < slots_.size() && slots_[i].busy) ++i;
-    if (i == slots_.size()) slots_.emplace_back();
+    if (free_slots_.empty()) {
+      free_slots_.push_back(slots_.size());
+      slots_.emplace_back();
+    }
+    const std::size_t i = free_slots_.back();
+    free_slots_.pop_back();
     slot& s = slots_[i];
     const route& r = routes_[l];
-    s.busy = true;
     s.holds_input = reads_input(r);
     s.holds_output = r.keep;
     s.lane = l;
@@ -272,9 +264,8 @@ class message_operation {
       // The first term is where the sum grows.
       const bool direct = t == 0 && in_place(r, p) && (r.receives_sum || what_.arithmetic.same);
       s.messages[t] = direct ? output(p.stretches[0].out) : block_for(s);
-      engine_.track(group_.wire.receive(s.messages[t], static_cast<std::size_t>(bytes), r.terms[t],
-                                        first_tag_ + 1 + 2 * r.owner + r.receive_leg),
-                    {this, i, static_cast<int>(t)});
+      engine_.receive(group_, s.messages[t], bytes, r.terms[t],
+                      first_tag_ + 1 + 2 * r.owner + r.receive_leg, {this, i, static_cast<int>(t)});
     }
     return i;
   }
@@ -364,11 +355,9 @@ class message_operation {
     const index_t bytes = s.what->count * element_size;
     s.sends = static_cast<int>(r.to.size());
     for (const int to : r.to) {
-      engine_.track(group_.wire.send(data, static_cast<std::size_t>(bytes), to,
-                                     first_tag_ + 1 + 2 * r.owner + r.send_leg),
-                    {this, i, sent});
+      engine_.send(group_, data, bytes, to, first_tag_ + 1 + 2 * r.owner + r.send_leg,
+                   {this, i, sent});
       group_.bytes_sent += bytes;
-      ++group_.messages_sent;
     }
     if (r.to.empty()) finish(i);
   }
@@ -377,7 +366,7 @@ class message_operation {
     slot& s = slots_[i];
     for (std::byte* memory : s.blocks) engine_.give_block(memory);
     s.blocks.clear();
-    s.busy = false;
+    free_slots_.push_back(i);
     if (s.holds_input) --input_pending_;
     if (s.holds_output) --output_pending_;
     --pending_;
@@ -395,18 +384,22 @@ class message_operation {
   [[noreturn]] void disagree() {
     const int ranks = group_.wire.size();
     const int rank = group_.wire.rank();
+    const int other = group_.world_rank((rank + ranks - 1) % ranks);
+    if (header_.differs_in_options(other_header_)) {
+      throw collective_error(describe(fmt::format(
+          "uses other message_options, or another net, than rank {}; they must be equal", other)));
+    }
     throw collective_error(fmt::format(
         "collective {} differs between ranks: {}, {}; all ranks must make the same calls in the "
         "same order",
-        number_, other_header_.text(group_.members[at((rank + ranks - 1) % ranks)]),
-        header_.text(group_.members[at(rank)])));
+        number_, other_header_.text(other), header_.text(group_.world_rank(rank))));
   }
 
   engine& engine_;
   group& group_;
   const std::string label_;
   description what_;
-  const std::int64_t number_;
+  std::int64_t number_ = 0;
   std::int64_t first_tag_ = 0;
   operation_header header_;
   operation_header other_header_;
@@ -414,6 +407,7 @@ class message_operation {
   std::vector<std::vector<parcel>> parcels_;  // by owner
   std::vector<lane> lanes_;                   // by route
   std::deque<slot> slots_;
+  std::vector<std::size_t> free_slots_;
   std::int64_t output_pending_ = 0;  // parcels that still need the output
   std::int64_t input_pending_ = 0;
   std::int64_t pending_ = 0;  // parcels, and the header's two messages

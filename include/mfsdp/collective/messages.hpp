@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -63,10 +64,8 @@ class message_collective {
     bool test() {
       if (op_ == nullptr || waited_) return true;
       const auto lock = engine_->lock();
-      if (!op_->output_complete()) {
-        engine_->throw_if_failed();
-        engine_->poll();
-      }
+      engine_->throw_if_failed();
+      if (!op_->output_complete()) engine_->poll();
       waited_ = op_->output_complete();
       return waited_;
     }
@@ -109,20 +108,16 @@ class message_collective {
     const auto lock = engine_->lock();
     return group_->bytes_sent;
   }
-  [[nodiscard]] std::int64_t messages_sent() const {
-    const auto lock = engine_->lock();
-    return group_->messages_sent;
-  }
 
   template <class T>
   request start_all_gather(std::span<const T> shard, std::span<T> full,
                            std::span<const piece> pieces, std::string_view label) {
-    const travel how = choose(pieces, sizeof(T), false);
+    const travel how = choose_gather(pieces, sizeof(T));
     std::vector<route> routes;
     for (const int owner : owners(pieces)) {
       routes.push_back(gather_route(how, owner, rank(), size()));
     }
-    return start({"all-gather", label, true, reduce_into::write, shard.data(), full.data(),
+    return start({"all-gather", label, true, reduce_into::write, how, shard.data(), full.data(),
                   detail::arithmetic_of<T, T>()},
                  pieces, std::move(routes));
   }
@@ -131,13 +126,13 @@ class message_collective {
   request start_reduce_scatter(std::span<const From> full, std::span<To> shard,
                                std::span<const piece> pieces, reduce_into into,
                                std::string_view label) {
-    const travel how = choose(pieces, sizeof(From), true);
+    const travel how = choose_sum(pieces, sizeof(From), sizeof(To));
     std::vector<route> routes;
     for (const int owner : owners(pieces)) {
       std::ranges::move(sum_routes(how, owner, rank(), size()), std::back_inserter(routes));
     }
     return start({into == reduce_into::add ? "adding reduce-scatter" : "reduce-scatter", label,
-                  false, into, full.data(), shard.data(), detail::arithmetic_of<From, To>()},
+                  false, into, how, full.data(), shard.data(), detail::arithmetic_of<From, To>()},
                  pieces, std::move(routes));
   }
 
@@ -147,34 +142,36 @@ class message_collective {
                            std::span<const piece> pieces, reduce_into into,
                            std::string_view label) {
     const std::vector<piece> shares = detail::spread(pieces, size());
-    const travel how = choose(shares, sizeof(From), true);
+    const travel how = choose_sum(shares, sizeof(From), sizeof(To));
     std::vector<route> routes;
     for (const int owner : owners(shares)) {
       std::ranges::move(all_sum_routes(how, owner, rank(), size()), std::back_inserter(routes));
     }
     return start({into == reduce_into::add ? "adding all-reduce" : "all-reduce", label, false, into,
-                  full.data(), local.data(), detail::arithmetic_of<From, To>()},
+                  how, full.data(), local.data(), detail::arithmetic_of<From, To>()},
                  shares, std::move(routes));
   }
 
-  // The ranks of one color, in the order of ranks. A collective call.
+  // The ranks of one color, in the order of ranks. A collective call. Errors: as an operation with
+  // the deadline message_options.timeout.
   [[nodiscard]] message_collective split(int color) {
-    const std::vector<std::int64_t> mine{color};
-    std::vector<std::int64_t> colors(static_cast<std::size_t>(size()));
+    // Of each rank its color, and how often it has split.
+    const std::array<std::int64_t, 2> mine{color, engine_->splits()};
+    std::vector<std::int64_t> all(2 * static_cast<std::size_t>(size()));
     std::vector<piece> pieces;
-    for (int r = 0; r < size(); ++r) pieces.push_back({r, r, 0, 1});
-    {
-      request all = start_all_gather(std::span<const std::int64_t>(mine),
-                                     std::span<std::int64_t>(colors), pieces, "split");
-      const deadline until = std::chrono::steady_clock::now() + engine_->options().timeout;
-      all.wait(until);
-      all.drain(until);
-    }
+    for (int r = 0; r < size(); ++r) pieces.push_back({r, 2 * r, 0, 2});
+    const deadline until = std::chrono::steady_clock::now() + engine_->options().timeout;
+    request exchange = start_all_gather(std::span<const std::int64_t>(mine),
+                                        std::span<std::int64_t>(all), pieces, "split");
+    exchange.wait(until);
+    exchange.drain(until);
     std::vector<int> ranks;
-    for (int r = 0; r < size(); ++r) {
-      if (colors[static_cast<std::size_t>(r)] == color) ranks.push_back(r);
+    std::int64_t id = 0;
+    for (std::size_t r = 0; r < all.size() / 2; ++r) {
+      id = std::max(id, all[2 * r + 1] + 1);
+      if (all[2 * r] == color) ranks.push_back(static_cast<int>(r));
     }
-    return message_collective(engine_, engine_->split(*group_, color, ranks));
+    return message_collective(engine_, engine_->split(*group_, color, ranks, id, until));
   }
 
   // Calls body(message_collective) as one rank of all, and returns when every rank has returned. An
@@ -212,28 +209,38 @@ class message_collective {
     return ranks;
   }
 
-  [[nodiscard]] travel choose(std::span<const piece> pieces, std::size_t element_size,
-                              bool sums) const {
-    const message_options& options = engine_->options();
-    if (const auto& given = sums ? options.sums : options.gathers; given) return *given;
-    if (group_->wire.one_node()) return travel::direct;
-    std::vector<index_t> bytes(static_cast<std::size_t>(size()), 0);
-    for (const piece& p : pieces) {
-      bytes[static_cast<std::size_t>(p.rank)] += p.count * static_cast<index_t>(element_size);
-    }
-    const travel other = sums ? travel::chain : travel::ring;
-    const auto seconds = [&](travel how) {
-      return travel_seconds(how, bytes, options.parcel_bytes, options.net);
+  [[nodiscard]] travel choose_gather(std::span<const piece> pieces, std::size_t size) const {
+    if (engine_->options().gathers) return *engine_->options().gathers;
+    return quicker(pieces, travel::direct, size, travel::ring, size);
+  }
+  // Terms travel direct, partial sums by chain.
+  [[nodiscard]] travel choose_sum(std::span<const piece> pieces, std::size_t term_size,
+                                  std::size_t sum_size) const {
+    if (engine_->options().sums) return *engine_->options().sums;
+    return quicker(pieces, travel::direct, term_size, travel::chain, sum_size);
+  }
+  [[nodiscard]] travel quicker(std::span<const piece> pieces, travel near, std::size_t near_size,
+                               travel far, std::size_t far_size) const {
+    if (group_->wire.one_node()) return near;
+    std::vector<index_t> elements(static_cast<std::size_t>(size()), 0);
+    for (const piece& p : pieces) elements[static_cast<std::size_t>(p.rank)] += p.count;
+    const auto seconds = [&](travel how, std::size_t element_size) {
+      std::vector<index_t> bytes = elements;
+      for (index_t& b : bytes) b *= static_cast<index_t>(element_size);
+      return travel_seconds(how, bytes, engine_->options().parcel_bytes, engine_->options().net);
     };
-    return seconds(other) < seconds(travel::direct) ? other : travel::direct;
+    return seconds(far, far_size) < seconds(near, near_size) ? far : near;
   }
 
   request start(const typename operation::description& what, std::span<const piece> pieces,
                 std::vector<route> routes) {
-    auto lock = engine_->lock();
-    auto op = std::make_shared<operation>(*engine_, *group_, what, pieces, std::move(routes));
-    engine_->add(op);
-    return request(engine_, group_, std::move(op));
+    // The request first: it takes back what has begun if the rest fails.
+    request started(
+        engine_, group_,
+        std::make_shared<operation>(*engine_, *group_, what, pieces, std::move(routes)));
+    const auto lock = engine_->lock();
+    engine_->add(started.op_);
+    return started;
   }
 
   std::shared_ptr<engine> engine_;

@@ -67,7 +67,7 @@ struct parcel {
   std::vector<parcel> parcels;
   bool open = false;
   for (const piece& p : pieces) {
-    if (p.rank != owner) continue;
+    if (p.rank != owner || p.count == 0) continue;
     const index_t in = gathers ? p.local : p.full;
     const index_t out = gathers ? p.full : p.local;
     const bool small = p.count <= largest / 16;

@@ -237,6 +237,155 @@ TEST_CASE("ranks that start different operations learn it at once") {
   }
 }
 
+TEST_CASE("ranks that start operations of other sizes learn it at once") {
+  for (const int other : {1, 2}) {
+    message_world world(4, impatient());
+    const auto begin = std::chrono::steady_clock::now();
+    const auto thrown = world.outcomes([&](auto c) {
+      auto first = gather(c, c.rank() == other ? 90000 : 3000, "block.0");
+      first.request.wait(in(60000));
+      first.request.drain(in(60000));
+      auto second = gather(c, 10, "block.1");
+      second.request.wait(in(60000));
+    });
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+    for (const auto& t : thrown) {
+      INFO(what_of(t));
+      CHECK(contains(what_of(t), "all ranks must make the same calls in the same order"));
+    }
+  }
+}
+
+TEST_CASE("ranks with other message_options learn it at once") {
+  auto office = std::make_shared<mfsdp_test::post_office>();
+  std::array<std::string, 2> what;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        mfsdp::message_collective<mfsdp_test::local_wire>(
+            mfsdp_test::local_wire(*office, rank, 2),
+            {.timeout = std::chrono::seconds(5), .parcel_bytes = rank == 0 ? 4096 : 8192})
+            .run([](auto c) {
+              auto all = gather(c, 10, "block.0");
+              all.request.wait(in(60000));
+            });
+      } catch (const mfsdp::collective_error& e) {
+        what[static_cast<std::size_t>(rank)] = e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::string& w : what) {
+    INFO(w);
+    CHECK(contains(w, "uses other message_options"));
+  }
+}
+
+TEST_CASE("an exception that the trainer catches has given up its operations all the same") {
+  message_world world(3, impatient());
+  const auto thrown = world.outcomes([&](auto c) {
+    try {
+      auto first = gather(c, 50000, "block.3");
+      if (c.rank() == 1) throw std::invalid_argument("a bad batch");
+      first.request.wait(in(20000));
+      first.request.drain(in(20000));
+    } catch (const std::invalid_argument&) {
+    }
+    auto second = gather(c, 10, "block.4");
+    second.request.wait(in(20000));
+  });
+  for (const auto& t : thrown) {
+    INFO(what_of(t));
+    CHECK(contains(what_of(t), "all-gather 'block.3'"));
+    CHECK(contains(what_of(t), "rank 1 gave it up"));
+  }
+}
+
+TEST_CASE("the thread moves on what is under way as soon as a wait is over") {
+  message_world world(2, {.gathers = travel::direct, .parcel_bytes = 4096});
+  world.run([&](auto c) {
+    auto ahead = gather(c, 500000, "ahead");
+    auto now = gather(c, 10, "now");
+    now.request.wait(in(20000));
+    const auto until = in(20000);
+    while (c.bytes_sent() < 500010 * 4 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (c.bytes_sent() != 500010 * 4) throw std::runtime_error("it has not moved");
+    ahead.request.wait(in(20000));
+  });
+}
+
+TEST_CASE("what a rank has sent before it returned still arrives") {
+  message_world world(3, {.timeout = std::chrono::seconds(20)});
+  world.run([](auto c) {
+    const std::vector<mfsdp::piece> pieces{{0, 0, 0, 100}, {0, 200, 100, 100}};
+    std::vector<float> shard(200, 1.0f);
+    std::vector<float> full(300);
+    if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    auto request =
+        c.start_all_gather(std::span<const float>(shard), std::span<float>(full), pieces, "norm");
+    request.wait(in(20000));
+    request.drain(in(20000));
+    if (full[250] != 1.0f) throw std::runtime_error("it has not arrived");
+  });
+}
+
+TEST_CASE("a rank may work alone for longer than the timeout") {
+  message_world world(3, {.timeout = std::chrono::milliseconds(300)});
+  world.run([](auto c) {
+    if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  });
+}
+
+TEST_CASE("a rank that dies after its last operation is missed by those who return") {
+  message_world world(3, {.timeout = std::chrono::milliseconds(300)});
+  const auto thrown = world.outcomes([&](auto c) {
+    if (c.rank() == 2) world.kill(2);
+  });
+  for (const std::size_t rank : {0u, 1u}) {
+    INFO(what_of(thrown[rank]));
+    CHECK(contains(what_of(thrown[rank]), "waits for rank 2, which does not answer"));
+  }
+}
+
+TEST_CASE("a split that a rank does not come to ends with an error") {
+  for (const bool throws : {false, true}) {
+    message_world world(4, impatient());
+    const auto thrown = world.outcomes([&](auto c) {
+      auto half = c.split(c.rank() / 2);
+      if (c.rank() == 3) {
+        if (throws) throw std::runtime_error("no more disk");
+        return world.kill(3);
+      }
+      auto quarter = half.split(0);
+      auto all = gather(c, 10, "all");
+      all.request.wait(in(500));
+    });
+    for (const std::size_t rank : {0u, 1u, 2u}) {
+      INFO(what_of(thrown[rank]));
+      CHECK(contains(what_of(thrown[rank]), throws ? "no more disk" : "rank 3"));
+    }
+  }
+}
+
+TEST_CASE("ranks that have split differently often still tell their groups apart") {
+  message_world world(4, impatient());
+  const auto thrown = world.outcomes([&](auto c) {
+    auto half = c.split(c.rank() / 2);
+    if (c.rank() < 2) {
+      auto again = half.split(0);
+    }
+    auto all = c.split(0);
+    if (c.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+    auto late = gather(all, 10, "late");
+    late.request.wait(in(500));
+  });
+  INFO(what_of(thrown[0]));
+  CHECK(contains(what_of(thrown[0]), "waiting for rank 3, which has not come to it"));
+}
+
 TEST_CASE("a request that is given up fails on the other ranks, and frees its memory") {
   message_world world(3, impatient());
   const auto thrown = world.outcomes([&](auto c) {
