@@ -1,5 +1,6 @@
 // A short training run whose rank 1 dies or throws in a phase of its second step:
-//   mpi_failures <acquire|reduce|clip|step|between> <kill|throw>
+//   mpi_failures <acquire|reduce|clip|step|between> <kill|throw> [around|mesh]
+// around: by ring and chain. mesh: two replicas of two.
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -10,9 +11,10 @@
 
 namespace {
 
-void train(mfsdp::mpi_collective comm, const std::string& phase, const std::string& how) {
+template <class Axes>
+void train(Axes axes, int rank, const std::string& phase, const std::string& how) {
   const auto strike = [&](int step, std::string_view here) {
-    if (comm.rank() != 1 || step != 1 || here != phase) return;
+    if (rank != 1 || step != 1 || here != phase) return;
     if (how == "kill") std::raise(SIGKILL);
     throw std::runtime_error("no more disk");
   };
@@ -24,7 +26,7 @@ void train(mfsdp::mpi_collective comm, const std::string& phase, const std::stri
         .matrix("down", 200, 400)
         .vector("norm", 200);
   }
-  mfsdp::sharded_model model{spec, comm, mfsdp::owner_placement{},
+  mfsdp::sharded_model model{spec, axes, mfsdp::owner_placement{},
                              mfsdp::mixed{mfsdp::muon{}, mfsdp::adamw{}},
                              mfsdp::model_options{.timeout = std::chrono::seconds(3)}};
   model.initialize([](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t) {
@@ -52,10 +54,23 @@ void train(mfsdp::mpi_collective comm, const std::string& phase, const std::stri
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
+  const std::string shape = argc > 3 ? argv[3] : "";
   try {
-    mfsdp::mpi_world world({.timeout = std::chrono::seconds(5)});
-    world.run([&](auto comm) { train(comm, argv[1], argv[2]); });
+    mfsdp::message_options options{.timeout = std::chrono::seconds(5)};
+    if (shape == "around") {
+      options.gathers = mfsdp::travel::ring;
+      options.sums = mfsdp::travel::chain;
+    }
+    mfsdp::mpi_world world(options);
+    world.run([&](auto comm) {
+      const auto run = [&](const auto& axes) { train(axes, comm.rank(), argv[1], argv[2]); };
+      if (shape == "mesh") {
+        run(mfsdp::make_mesh(comm, 2));
+      } else {
+        run(comm);
+      }
+    });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
   }
