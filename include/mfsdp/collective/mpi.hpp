@@ -252,8 +252,8 @@ using mpi_collective = message_collective<mpi_communicator>;
 // The ranks of a job. Initializes MPI if nobody has, and then finalizes it at the end.
 //
 // A failure of a rank becomes an exception on all of them, but nothing can take back messages that
-// are under way: MPI is not finalized then, and the process ends with a code that is not zero,
-// whatever main returns.
+// are under way: MPI is not finalized then, and the process ends with EXIT_FAILURE, whatever main
+// returns. Catch what run rethrows: an uncaught exception skips even that.
 class mpi_world {
  public:
   // Over all ranks. Errors: as mpi_communicator.
@@ -318,7 +318,7 @@ class mpi_world {
     if (!failed()) return;
     std::cout.flush();
     std::fflush(nullptr);
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
     std::_Exit(EXIT_FAILURE);
   }
 

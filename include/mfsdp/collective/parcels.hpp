@@ -70,8 +70,8 @@ struct parcel {
     if (p.rank != owner || p.count == 0) continue;
     const index_t in = gathers ? p.local : p.full;
     const index_t out = gathers ? p.full : p.local;
-    const bool small = p.count <= largest / 16;
-    if (small && open && parcels.back().count + p.count <= largest) {
+    const bool shared = p.count <= largest / 16;
+    if (shared && open && parcels.back().count + p.count <= largest) {
       parcels.back().stretches.push_back({in, out, p.count});
       parcels.back().count += p.count;
       continue;
@@ -82,7 +82,7 @@ struct parcel {
       const index_t count = p.count * (i + 1) / parts - begin;
       parcels.push_back({{{in + begin, out + begin, count}}, count});
     }
-    open = small;
+    open = shared;
   }
   return parcels;
 }
