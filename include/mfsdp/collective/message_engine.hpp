@@ -330,9 +330,12 @@ class message_engine : public std::enable_shared_from_this<message_engine<Wire>>
     const auto busy = [&] {
       return std::ranges::any_of(operations_, [&](const auto& op) { return &op->of() == part; });
     };
-    poll_until(guard, clock::now() + options_.timeout, [&] { return failure_ || !busy(); });
-    if (!failure_ && busy()) fail("reached its deadline waiting for the ranks of a group");
-    if (failure_) {
+    const bool unwinding = std::uncaught_exceptions() > exceptions_;
+    if (!unwinding && !given_up_) {
+      poll_until(guard, clock::now() + options_.timeout, [&] { return failure_ || !busy(); });
+      if (!failure_ && busy()) fail("reached its deadline waiting for the ranks of a group");
+    }
+    if (failure_ || busy()) {
       kept_.emplace_back(part);  // operations may still name it
       return;
     }
@@ -457,15 +460,13 @@ class message_engine : public std::enable_shared_from_this<message_engine<Wire>>
     throw_if_failed();
   }
 
-  // Asks all ranks of a group whether they are there; present_ gets the answers of a second.
+  // Asks all ranks of the world whether they are there, and how far they are in a group; present_
+  // gets the answers of a second.
   void call_roll(std::unique_lock<std::mutex>& guard, const group& g) {
     present_.clear();
-    for (const int rank : g.members) {
-      if (rank == world_.wire.rank()) continue;
-      tell(rank, {.what = notice::subject::roll_call, .rank = world_.wire.rank(), .group = g.id});
-    }
+    tell_all({.what = notice::subject::roll_call, .rank = world_.wire.rank(), .group = g.id});
     poll_until(guard, clock::now() + std::chrono::seconds(1),
-               [&] { return failure_ || present_.size() + 1 >= g.members.size(); });
+               [&] { return failure_ || present_.size() + 1 >= world_.members.size(); });
   }
   [[nodiscard]] const notice* answer_of(int rank) const {
     const auto answer = std::ranges::find(present_, rank, &notice::rank);
@@ -506,14 +507,14 @@ class message_engine : public std::enable_shared_from_this<message_engine<Wire>>
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& guard, operation& op) {
     call_roll(guard, op.of());
     throw_if_failed();
-    std::string silent;
+    std::string silent;  // of the world, since a rank that is late may itself wait for one of them
     std::string late;
-    for (const int rank : op.of().members) {
-      if (rank == world_.wire.rank()) continue;
+    for (const int rank : all_ranks_but(world_.wire.size(), world_.wire.rank())) {
       const notice* answer = answer_of(rank);
+      const bool member = std::ranges::find(op.of().members, rank) != op.of().members.end();
       if (answer == nullptr) {
-        append(silent, rank);
-      } else if (answer->number <= op.number()) {
+        if (member || !left_[static_cast<std::size_t>(rank)]) append(silent, rank);
+      } else if (member && answer->number <= op.number()) {
         append(late, rank);
       }
     }
