@@ -39,6 +39,20 @@ void train_as(Placement placement, Rules rules, const mfsdp::message_options& op
   }
 }
 
+// Owner placement over a collective or a mesh.
+template <class Axes>
+void train_on(const Axes& axes, const toy::settings& how) {
+  const toy::outcome plain = toy::run_plain(toy::odd_spec(), toy::optimizers(), how);
+  mfsdp::sharded_model model{toy::odd_spec(), axes, mfsdp::owner_placement{}, toy::optimizers()};
+  model.initialize(toy::initialize);
+  std::vector<double> losses;
+  std::vector<double> norms;
+  toy::train(model, how, losses, norms);
+  CHECK(norms == plain.norms);
+  CHECK(toy::read_parameters(model) == plain.parameters);
+  CHECK(model.moved(mfsdp::phase::step) == mfsdp::traffic{});
+}
+
 }  // namespace
 
 TEST_CASE("training over processes equals a plain loop bit for bit") {
@@ -68,18 +82,7 @@ TEST_CASE("a mesh of processes equals a plain loop bit for bit") {
                               .replicas = job.size() / shard_ranks,
                               .micro_batches = 3,
                               .max_norm = max_norm};
-      const toy::outcome plain = toy::run_plain(toy::odd_spec(), toy::optimizers(), how);
-      job.run([&](auto comm) {
-        mfsdp::sharded_model model{toy::odd_spec(), mfsdp::make_mesh(comm, shard_ranks),
-                                   mfsdp::owner_placement{}, toy::optimizers()};
-        model.initialize(toy::initialize);
-        std::vector<double> losses;
-        std::vector<double> norms;
-        toy::train(model, how, losses, norms);
-        CHECK(norms == plain.norms);
-        CHECK(toy::read_parameters(model) == plain.parameters);
-        CHECK(model.moved(mfsdp::phase::step) == mfsdp::traffic{});
-      });
+      job.run([&](auto comm) { train_on(mfsdp::make_mesh(comm, shard_ranks), how); });
     }
   }
 }
@@ -104,19 +107,10 @@ TEST_CASE("processes with different plans are told so before anything else moves
 
 TEST_CASE("groups that are parts of the job train side by side") {
   if (job.size() < 3) return;
-  const mfsdp::model_spec spec = toy::odd_spec();
   job.run([&](auto all) {
     const int color = all.rank() == 0 ? 0 : 1;
     auto comm = all.split(color);
-    const toy::settings how{.ranks = comm.size()};
-    const toy::outcome plain = toy::run_plain(spec, toy::optimizers(), how);
-    mfsdp::sharded_model model{spec, comm, mfsdp::owner_placement{}, toy::optimizers()};
-    model.initialize(toy::initialize);
-    std::vector<double> losses;
-    std::vector<double> norms;
-    toy::train(model, how, losses, norms);
-    CHECK(norms == plain.norms);
-    CHECK(toy::read_parameters(model) == plain.parameters);
+    train_on(comm, {.ranks = comm.size()});
   });
 }
 
