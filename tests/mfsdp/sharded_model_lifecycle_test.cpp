@@ -22,15 +22,6 @@ void on_ranks(int ranks, Body&& body, model_options options = {},
   });
 }
 
-template <class Model>
-void reduce_zeros(Model& model) {
-  for (const std::size_t unit : model.backward_order()) {
-    const auto gradients = model.gradients(unit);
-    gradients.zero();
-    gradients.reduce();
-  }
-}
-
 }  // namespace
 
 TEST_CASE("a unit may be acquired again while it is in use, and is gathered once") {
@@ -350,7 +341,7 @@ TEST_CASE("zeros in every gradient leave a plain model where it was") {
       2,
       [](auto& model) {
         const auto before = toy::read_parameters(model);
-        reduce_zeros(model);
+        toy::reduce_zeros(model);
         CHECK(model.clip(1.0) == 0);
         model.step();
         const auto after = toy::read_parameters(model);

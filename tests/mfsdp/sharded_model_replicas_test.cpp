@@ -63,12 +63,19 @@ std::vector<std::array<traffic, phases>> moved_without_replicas(toy::settings ho
   return moved;
 }
 
-template <class Model>
-void reduce_zeros(Model& model) {
-  for (const std::size_t unit : model.backward_order()) {
-    const auto gradients = model.gradients(unit);
-    gradients.zero();
-    gradients.reduce();
+// Calls check(shape, settings) for each shape, with and without micro-batches and clipping.
+template <class Check>
+void for_every_mesh(const Check& check) {
+  for (const shape& s : shapes) {
+    for (const int micro_batches : {1, 3}) {
+      for (const double max_norm : {0.0, 0.5}) {
+        CAPTURE(s.shard_ranks);
+        CAPTURE(s.replicas);
+        CAPTURE(micro_batches);
+        CAPTURE(max_norm);
+        check(s, settings_of(s, micro_batches, max_norm));
+      }
+    }
   }
 }
 
@@ -87,26 +94,16 @@ TEST_CASE("the order of sums shows in the reference") {
 }
 
 TEST_CASE("training on a mesh equals a plain loop bit for bit") {
-  for (const shape& s : shapes) {
-    for (const int micro_batches : {1, 3}) {
-      for (const double max_norm : {0.0, 0.5}) {
-        CAPTURE(s.shard_ranks);
-        CAPTURE(s.replicas);
-        CAPTURE(micro_batches);
-        CAPTURE(max_norm);
-        const toy::settings how = settings_of(s, micro_batches, max_norm);
-        const auto expected = toy::run_plain(toy::odd_spec(), toy::optimizers(), how);
-        const auto ignore = [](auto&) {};
-        CHECK(run(toy::odd_spec(), owner_placement{}, toy::optimizers(), how, ignore) == expected);
-        CHECK(run(toy::odd_spec(), replicated_placement{}, toy::optimizers(), how, ignore) ==
-              expected);
-        if (max_norm > 0) continue;  // rows cut between blocks of the norm
-        const auto rules = toy::optimizers();
-        CHECK(run(toy::odd_spec(), row_placement{},
-                  mixed{gathered{rules.matrix}, rules.elementwise}, how, ignore) == expected);
-      }
-    }
-  }
+  for_every_mesh([](const shape&, const toy::settings& how) {
+    const auto expected = toy::run_plain(toy::odd_spec(), toy::optimizers(), how);
+    const auto ignore = [](auto&) {};
+    CHECK(run(toy::odd_spec(), owner_placement{}, toy::optimizers(), how, ignore) == expected);
+    CHECK(run(toy::odd_spec(), replicated_placement{}, toy::optimizers(), how, ignore) == expected);
+    if (how.max_norm > 0) return;  // rows cut between blocks of the norm
+    const auto rules = toy::optimizers();
+    CHECK(run(toy::odd_spec(), row_placement{}, mixed{gathered{rules.matrix}, rules.elementwise},
+              how, ignore) == expected);
+  });
 }
 
 TEST_CASE("replicas of 16-bit types stay equal to the bit, and to a plain loop") {
@@ -124,29 +121,20 @@ TEST_CASE("replicas of 16-bit types stay equal to the bit, and to a plain loop")
 }
 
 TEST_CASE("one sum over replicas a step, however many micro-batches; the rest as without") {
-  for (const shape& s : shapes) {
-    for (const int micro_batches : {1, 3}) {
-      for (const double max_norm : {0.0, 0.5}) {
-        CAPTURE(s.shard_ranks);
-        CAPTURE(s.replicas);
-        CAPTURE(micro_batches);
-        CAPTURE(max_norm);
-        const toy::settings how = settings_of(s, micro_batches, max_norm);
-        const auto without = moved_without_replicas(how);
-        run(toy::odd_spec(), owner_placement{}, toy::optimizers(), how, [&](auto& model) {
-          const auto& alone = without[static_cast<std::size_t>(model.rank() % s.shard_ranks)];
-          for (const phase p : {phase::forward, phase::clip, phase::step, phase::evaluate}) {
-            CHECK(model.moved(p) == alone[static_cast<std::size_t>(p)]);
-          }
-          CHECK(model.moved(phase::step) == traffic{});
-          const traffic sum = replica_sum_of(model, sizeof(float));
-          CHECK(sum.received > 0);
-          CHECK(model.moved(phase::backward) - alone[static_cast<std::size_t>(phase::backward)] ==
-                how.steps * sum);
-        });
+  for_every_mesh([](const shape& s, const toy::settings& how) {
+    const auto without = moved_without_replicas(how);
+    run(toy::odd_spec(), owner_placement{}, toy::optimizers(), how, [&](auto& model) {
+      const auto& alone = without[static_cast<std::size_t>(model.rank() % s.shard_ranks)];
+      for (const phase p : {phase::forward, phase::clip, phase::step, phase::evaluate}) {
+        CHECK(model.moved(p) == alone[static_cast<std::size_t>(p)]);
       }
-    }
-  }
+      CHECK(model.moved(phase::step) == traffic{});
+      const traffic sum = replica_sum_of(model, sizeof(float));
+      CHECK(sum.received > 0);
+      CHECK(model.moved(phase::backward) - alone[static_cast<std::size_t>(phase::backward)] ==
+            how.steps * sum);
+    });
+  });
 }
 
 TEST_CASE("nothing moves between the sum over replicas and the next gather") {
@@ -155,7 +143,7 @@ TEST_CASE("nothing moves between the sum over replicas and the next gather") {
     model.initialize(toy::initialize);
     std::vector<double> ignored;
     toy::train(model, {.steps = 1, .micro_batches = 1, .max_norm = 0}, ignored, ignored);
-    reduce_zeros(model);
+    toy::reduce_zeros(model);
     model.clip(1.0);
     const traffic after_clip = model.moved(phase::backward);
     model.clip(1.0);  // the gradients are finished
@@ -163,7 +151,7 @@ TEST_CASE("nothing moves between the sum over replicas and the next gather") {
     CHECK(model.moved(phase::backward) == after_clip);
     CHECK(model.moved(phase::step) == traffic{});
     // Given up, not summed.
-    reduce_zeros(model);
+    toy::reduce_zeros(model);
     const traffic after_reduce = model.moved(phase::backward);
     model.discard_gradients();
     CHECK(model.moved(phase::backward) == after_reduce);

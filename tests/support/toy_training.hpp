@@ -118,6 +118,16 @@ void train(Model& model, const settings& how, std::vector<double>& losses,
   }
 }
 
+// A backward whose gradients are zero.
+template <class Model>
+void reduce_zeros(Model& model) {
+  for (const std::size_t unit : model.backward_order()) {
+    const auto gradients = model.gradients(unit);
+    gradients.zero();
+    gradients.reduce();
+  }
+}
+
 // Every parameter, whole, read by an evaluation pass.
 template <class Model>
 std::map<std::string, std::vector<float>> read_parameters(Model& model) {

@@ -477,7 +477,7 @@ class message_engine : public std::enable_shared_from_this<message_engine<Wire>>
     list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
   }
 
-  // Ranks whose messages an operation waits for, or if there are none, that have not taken its own.
+  // Ranks whose messages an operation waits for, or that have not taken its own.
   [[nodiscard]] std::vector<int> awaited(const operation& op, bool sends) const {
     std::vector<int> ranks;
     for (const entry& e : entries_) {
@@ -524,12 +524,11 @@ class message_engine : public std::enable_shared_from_this<message_engine<Wire>>
     } else if (!late.empty()) {
       what += late + ", which has not come to it";
     } else {
+      std::vector<int> ranks = awaited(op, false);
+      const bool sends = ranks.empty();
+      if (sends) ranks = awaited(op, true);
       std::string slow;
-      for (const int rank : awaited(op, false)) append(slow, rank);
-      const bool sends = slow.empty();
-      for (const int rank : awaited(op, true)) {
-        if (sends) append(slow, rank);
-      }
+      for (const int rank : ranks) append(slow, rank);
       what += slow + (sends ? " to receive" : " to send");
     }
     fail(op.describe(what));
