@@ -139,9 +139,11 @@ concept ConvertingBackend =
 // What an update may know besides its own options.
 template <class T>
 struct update_context {
-  std::int64_t step = 1;           // of this parameter, the first is 1
+  std::int64_t step = 1;           // updates of this parameter, this one included
   double learning_rate_scale = 1;  // a schedule's factor on the optimizer's own rate
   std::span<T> workspace{};        // workspace_size(shape) elements of undefined content
+  std::int64_t model_step = 1;     // of the model, skipped updates included: equal on all sites
+  std::size_t item = 0;  // the parameter's place in the plan, equal on all ranks and sites
 };
 
 // One state of one parameter, zero at the start.
@@ -211,6 +213,63 @@ template <class O>
 concept Optimizer = std::copyable<O> && contract::optimizer_name<O> &&
                     contract::optimizer_whole_matrix<O> && contract::optimizer_flops<O> &&
                     contract::optimizer_states<O> && contract::optimizer_workspace_size<O>;
+
+// ----------------------------------------------------------------------------- PeriodicOptimizer
+
+// One exchange with the other sites.
+struct exchange_round {
+  std::int64_t step = 1;  // of the model
+  std::size_t item = 0;   // as in update_context
+  int round = 0;          // those before the update count from 0, those after it go on from there
+};
+
+namespace contract {
+
+template <class O>
+concept optimizer_rounds = requires {
+  { O::rounds_before_update } -> std::convertible_to<int>;
+  { O::rounds_after_update } -> std::convertible_to<int>;
+};
+template <class O>
+concept optimizer_exchanges = requires(const O& o, matrix_shape s, exchange_round round) {
+  {
+    o.exchanges(s, round)
+  } -> std::same_as<std::array<bool, 1 + std::tuple_size_v<decltype(o.states(s))>>>;
+};
+template <class O, class B>
+concept optimizer_contribute =
+    requires(const O& o, B& backend, state_spans<O, float> state, matrix_view<float> parameter,
+             matrix_view<const float> gradient, update_context<float> context) {
+      { o.contribute(backend, state, parameter, gradient, context, 0) } -> std::same_as<void>;
+    };
+template <class O, class B>
+concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float> state,
+                                   matrix_view<float> parameter, update_context<float> context) {
+  { o.adopt(backend, state, parameter, context, 0) } -> std::same_as<void>;
+};
+
+}  // namespace contract
+
+// An optimizer that works alone for some steps and then meets the same parameter on other sites.
+//   rounds_before_update, rounds_after_update   how many exchanges, one after the other, a step has
+//                      at most, before and after update(); the former see the gradient
+//   exchanges(shape, round)   whether the parameter, and each state in the order of states(shape),
+//                      is then replaced by its mean over the sites. A pure function, since every
+//                      site asks it for itself; all false: nothing happens in this round
+//   contribute(backend, states, parameter, gradient, context, round)   puts what this site has to
+//                      say where the mean will be. The gradient is empty after the update
+//   adopt(backend, states, parameter, context, round)   takes the means, equal bits on all sites
+//   start(backend, states, parameter, context)   optional: the first states, from the initial value
+//                      of the parameter; they are zero before
+// A site whose gradient is unusable does not count in the means before an update. workspace_size
+// serves all of these functions. All states are kept exact.
+template <class O>
+concept PeriodicOptimizer =
+    Optimizer<O> && contract::optimizer_rounds<O> && contract::optimizer_exchanges<O>;
+
+template <class O, class B>
+concept ExchangesOn =
+    PeriodicOptimizer<O> && contract::optimizer_contribute<O, B> && contract::optimizer_adopt<O, B>;
 
 template <class O, class B>
 concept UpdatesOn = Optimizer<O> && contract::optimizer_update<O, B>;
