@@ -27,6 +27,7 @@
 #include "mfsdp/runtime/master.hpp"
 #include "mfsdp/runtime/norm.hpp"
 #include "mfsdp/runtime/parameters.hpp"
+#include "mfsdp/runtime/sites.hpp"
 #include "mfsdp/runtime/states.hpp"
 #include "mfsdp/runtime/widen.hpp"
 
@@ -44,7 +45,8 @@ struct step_result {
 // One rank's part of a sharded training run.
 //
 //   Axes        a mesh: units are sharded over its shard axis, its replicate axis has copies; the
-//               constructor takes a bare collective for the former, too
+//               constructor takes a bare collective for the former, too. Its site axis joins
+//               sites that train apart and meet now and then (PeriodicOptimizer)
 //   Where       a Placement      Rules  an Optimizer or a set such as mixed
 //   Memory      a Backend         Precision  a precision: the types of what is stored and moved
 //
@@ -185,13 +187,14 @@ class sharded_model {
                 model_options options = {}, Memory backend = {})
       : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes), axes,
                  std::move(backend), std::move(options)),
-        parameters_(checked_context(axes, options_of(optimizers))),
+        parameters_(checked_context(options_of(optimizers))),
         masters_(context_, parameters_),
         gradients_(context_),
         norm_(context_),
         states_(
             context_, optimizers, [this](std::size_t i) { return masters_.segment(i); },
-            [this](std::size_t i) { return gradients_.segment(i); }) {
+            [this](std::size_t i) { return gradients_.segment(i); }),
+        sites_(context_, map_, shared_with_sites(placement, optimizers), states_.exchangeable()) {
     for (const unit_spec& unit : plan().spec.units()) {
       gradient_pointers_.emplace_back(unit.tensors.size());
     }
@@ -240,6 +243,10 @@ class sharded_model {
     return context_.replicas.rank() * plan().ranks + context_.rank();
   }
   [[nodiscard]] int ranks() const { return context_.replicas.size() * plan().ranks; }
+  // This rank's site and how many there are. Each has data of its own; rank(), ranks(), sum() and
+  // clip() are of one site.
+  [[nodiscard]] int site() const { return map_.own; }
+  [[nodiscard]] int sites() const { return map_.count(); }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
   [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
 
@@ -262,6 +269,7 @@ class sharded_model {
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
       if (is_here(i)) initialize_segment(i, fill);
     }
+    states_.start();
     parameters_.invalidate();
     initialized_ = true;
   }
@@ -334,9 +342,9 @@ class sharded_model {
   }
 
   // Updates what this rank holds; moves nothing, but that gradients are summed over replicas if
-  // clip has not done so. `learning_rate_scale` multiplies the rates of all optimizers (a
-  // schedule). Errors: usage_error if a unit is in use, or if a gradient was handed out but not
-  // reduced, or never asked for.
+  // clip has not done so, and that periodic optimizers meet other sites when they are due.
+  // `learning_rate_scale` multiplies the rates of all optimizers (a schedule). Errors: usage_error
+  // if a unit is in use, or if a gradient was handed out but not reduced, or never asked for.
   step_result step(double learning_rate_scale = 1) {
     if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
       throw usage_error(
@@ -347,7 +355,12 @@ class sharded_model {
     gradients_.finish();
     parameters_.quiesce();
     torn_ = true;
-    states_.step({learning_rate_scale, clipped_ ? &refused_ : nullptr});
+    if (step_ == 0) sites_.require_equal([this](std::size_t i) { return masters_.segment(i); });
+    const step_request now{step_ + 1, learning_rate_scale, clipped_ ? &refused_ : nullptr};
+    states_.exchange(sites_, true, now);
+    states_.step(now);
+    context_.book(phase::step);
+    states_.exchange(sites_, false, now);
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
       if (is_trainable_here(i)) masters_.publish(i);
     }
@@ -364,7 +377,6 @@ class sharded_model {
     }
     discard_gradients();
     context_.observe(model_event::step, "step");
-    context_.book(phase::step);
     return result;
   }
 
@@ -394,6 +406,14 @@ class sharded_model {
   [[nodiscard]] double sum(double mine) {
     const std::vector<double> all = gather_from_all<double>({mine}, "sum", phase::sum);
     return std::accumulate(all.begin(), all.end(), 0.0);
+  }
+
+  // Calls visit(item, offset, optimizer, state, values) for each optimizer state that this rank
+  // holds: of which placement_item, from which of its elements on, the optimizer's name, the
+  // state_spec, and a span of const elements.
+  template <class Visit>
+  void for_each_state(Visit&& visit) {
+    states_.for_each_state_held(visit);
   }
 
   [[nodiscard]] const memory_usage& memory_in_use() const { return context_.usage; }
@@ -452,10 +472,7 @@ class sharded_model {
   }
 
   // Before anything else is exchanged: do all ranks have the same plan?
-  context& checked_context(const Axes& axes, const std::string& rules) {
-    if (axes.site.size() != 1) {
-      throw spec_error("the site axis of a mesh has one rank in this version");
-    }
+  context& checked_context(const std::string& rules) {
     const model_options& options = context_.options;
     if (options.prefetch < 0) {
       throw spec_error(fmt::format("model_options.prefetch is {}", options.prefetch));
@@ -489,7 +506,71 @@ class sharded_model {
           groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
     }
     require_replicas();
+    map_ = find_sites();
     return context_;
+  }
+
+  // Where the sites are on their axis. Errors: spec_error if it is no row of whole sites.
+  [[nodiscard]] site_map find_sites() {
+    if (context_.sites.size() == 1) return {{0}, {plan().ranks}, 0};
+    const std::array<std::uint64_t, 3> own{static_cast<std::uint64_t>(context_.rank()),
+                                           static_cast<std::uint64_t>(plan().ranks),
+                                           static_cast<std::uint64_t>(context_.replicas.rank())};
+    const auto all = gather_over<std::uint64_t>(context_.sites, {own.begin(), own.end()},
+                                                "site check", phase::setup);
+    site_map found;
+    for (int at = 0; at < context_.sites.size();) {
+      const auto word = [&](int rank, std::size_t w) {
+        return all[static_cast<std::size_t>(rank) * own.size() + w];
+      };
+      const int ranks = static_cast<int>(word(at, 1));
+      for (int r = 0; r < ranks; ++r) {
+        if (at + r < context_.sites.size() && word(at + r, 0) == static_cast<std::uint64_t>(r) &&
+            word(at + r, 1) == word(at, 1) && word(at + r, 2) == own[2]) {
+          continue;
+        }
+        throw spec_error(fmt::format(
+            "rank {} of the site axis should be rank {} of a site of {} ranks; the axis has all "
+            "ranks of one site after the other, of equal replicas: see make_sites",
+            at + r, r, ranks));
+      }
+      if (at <= context_.sites.rank() && context_.sites.rank() < at + ranks) {
+        found.own = found.count();
+      }
+      found.first.push_back(at);
+      found.ranks.push_back(ranks);
+      at += ranks;
+    }
+    return found;
+  }
+
+  // Errors: plan_error if the sites do not train the same; spec_error if they cannot share it.
+  [[nodiscard]] std::vector<shared_part> shared_with_sites(const Where& placement,
+                                                           const Rules& optimizers) {
+    if (sites() == 1) return {};
+    const auto planned = [&](int ranks) {
+      return make_plan(plan().spec, ranks, placement, optimizers, Precision::bytes);
+    };
+    const std::string common =
+        to_text(planned(1)) + Precision::to_text() + "\n" + options_of(optimizers);
+    const std::vector<std::uint64_t> own{common.size(), detail::fnv1a(common)};
+    const auto all =
+        gather_over<std::uint64_t>(context_.sites, own, "site plan check", phase::setup);
+    for (int s = 0; s < sites(); ++s) {
+      const auto at = 2 * static_cast<std::size_t>(map_.first[static_cast<std::size_t>(s)]);
+      if (all[at] == own[0] && all[at + 1] == own[1]) continue;
+      throw plan_error(fmt::format(
+          "site {} trains something else than site {}: all sites must pass the same model, "
+          "optimizers and precision",
+          s, site()));
+    }
+    std::map<int, std::vector<std::vector<segment>>> by_ranks;
+    std::vector<const std::vector<std::vector<segment>>*> segments;
+    for (const int ranks : map_.ranks) {
+      if (!by_ranks.contains(ranks)) by_ranks[ranks] = planned(ranks).segments;
+      segments.push_back(&by_ranks[ranks]);
+    }
+    return shared_parts(plan(), map_, segments);
   }
 
   // Do the ranks of the replicate axis hold the same?
@@ -580,11 +661,13 @@ class sharded_model {
   }
 
   context context_;
+  site_map map_;
   parameters parameters_;
   master_parameters<context> masters_;
   gradients_type gradients_;
   global_norm<context> norm_;
   optimizer_states<context, Rules> states_;
+  site_exchange<context> sites_;
   std::vector<std::vector<gradient*>> gradient_pointers_;  // by unit
   std::vector<std::size_t> forward_;
   std::vector<std::size_t> backward_;

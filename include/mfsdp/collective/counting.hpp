@@ -41,6 +41,15 @@ class counting {
   [[nodiscard]] int size() const { return inner_.size(); }
   [[nodiscard]] const traffic& total() const { return *total_; }
 
+  // A part of the collective; what it moves counts here, too.
+  [[nodiscard]] counting split(int color)
+    requires requires(C c) { c.split(color); }
+  {
+    counting part(inner_.split(color));
+    part.total_ = total_;
+    return part;
+  }
+
   template <class T>
     requires AllGather<C, T>
   request start_all_gather(std::span<const T> shard, std::span<T> full,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <vector>
 
 #include "mfsdp/collective/self.hpp"
 #include "mfsdp/error.hpp"
@@ -39,6 +40,25 @@ template <Splits World>
   }
   return mesh{.shard = world.split(world.rank() / shard_ranks),
               .replicate = world.split(world.rank() % shard_ranks)};
+}
+
+// Cuts a world into sites of neighbouring ranks, each a shard group, that meet on the site axis;
+// site s has ranks[s] of them, `make_sites(world, {2, 3})`. A collective call, of one split.
+// Errors: spec_error unless they make up the world.
+template <Splits World>
+[[nodiscard]] auto make_sites(World world, const std::vector<int>& ranks) {
+  int site = 0;
+  int end = 0;
+  for (std::size_t s = 0; s < ranks.size(); ++s) {
+    if (ranks[s] < 1) throw spec_error(fmt::format("site {} has {} ranks", s, ranks[s]));
+    if (world.rank() >= end) site = static_cast<int>(s);
+    end += ranks[s];
+  }
+  if (end != world.size()) {
+    throw spec_error(
+        fmt::format("the sites have {} ranks together, the world has {}", end, world.size()));
+  }
+  return mesh{.shard = world.split(site), .replicate = self{}, .site = world};
 }
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -23,6 +23,10 @@ struct gathered {
   static_assert(
       O::whole_matrix,
       "mfsdp: gathered is for optimizers that need whole matrices, this one takes pieces");
+  static_assert(!PeriodicOptimizer<O>,
+                "mfsdp: gathered repeats an update on every rank, so it cannot hold a "
+                "PeriodicOptimizer, whose states one rank of each site exchanges; use "
+                "owner_placement");
 
   O inner;
 

@@ -38,9 +38,9 @@ struct update_size {
   }
 };
 
-// When something was moved.
-enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum };
-inline constexpr std::size_t phases = 7;
+// When something was moved; sync is what moves between sites.
+enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum, sync };
+inline constexpr std::size_t phases = 8;
 
 // What memory is for.
 enum class memory_kind : std::size_t {
@@ -51,14 +51,15 @@ enum class memory_kind : std::size_t {
   held_buffers,      // tied tensors and their gradients, whole
   gradient_buffers,  // whole gradients of two units on their way to the owners, and what is on its
                      // way between replicas
+  exchange_buffers,  // what is on its way between sites
   workspace,         // scratch of the optimizers and of conversions
 };
-inline constexpr std::size_t memory_kinds = 7;
+inline constexpr std::size_t memory_kinds = 8;
 
 [[nodiscard]] constexpr std::string_view to_string(memory_kind kind) {
   constexpr std::array<std::string_view, memory_kinds> names{
       "parameters",   "gradients",        "optimizer states", "unit buffers",
-      "held buffers", "gradient buffers", "workspace"};
+      "held buffers", "gradient buffers", "exchange buffers", "workspace"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -120,6 +121,7 @@ class runtime_context {
   using replicate_axis = std::remove_cvref_t<decltype(std::declval<Axes&>().replicate)>;
 
  public:
+  using site_axis = std::remove_cvref_t<decltype(std::declval<Axes&>().site)>;
   using precision = Precision;
   template <class T>
   using storage = decltype(std::declval<Memory&>().template allocate<T>(index_t{1}));
@@ -131,6 +133,7 @@ class runtime_context {
       : plan(std::move(the_plan)),
         collective(axes.shard),
         replicas(axes.replicate),
+        sites(axes.site),
         backend(std::move(memory_backend)),
         options(std::move(the_options)) {}
   runtime_context(const runtime_context&) = delete;
@@ -167,6 +170,7 @@ class runtime_context {
   void book(phase where) {
     traffic total = collective.total();
     total += replicas.total();
+    total += sites.total();
     moved[static_cast<std::size_t>(where)] += total - booked_;
     booked_ = total;
   }
@@ -178,6 +182,7 @@ class runtime_context {
   const mfsdp::plan plan;
   counting<shard_axis> collective;
   counting<replicate_axis> replicas;  // ranks that hold the same
+  counting<site_axis> sites;          // all ranks of all sites
   Memory backend;
   const model_options options;
   memory_usage usage;

@@ -73,11 +73,23 @@ struct check_rules<P, std::tuple<O...>> {
   static_assert(((sizeof(check_optimizer<O>) + sizeof(check_cuts<O, P>)) && ...));
 };
 
+template <class O, class B>
+struct check_exchange {};
+template <PeriodicOptimizer O, Backend B>
+struct check_exchange<O, B> {
+  static_assert(optimizer_contribute<O, B>,
+                "mfsdp: PeriodicOptimizer lacks 'void contribute(backend, states, parameter, "
+                "gradient, context, int round) const' for this Backend");
+  static_assert(optimizer_adopt<O, B>,
+                "mfsdp: PeriodicOptimizer lacks 'void adopt(backend, states, parameter, context, "
+                "int round) const' for this Backend");
+};
+
 template <class B, class Members>
 struct check_updates;
 template <class B, class... O>
 struct check_updates<B, std::tuple<O...>> {
-  static_assert((sizeof(check_update<O, B>) && ...));
+  static_assert(((sizeof(check_update<O, B>) + sizeof(check_exchange<O, B>)) && ...));
 };
 
 // -------------------------------------------------------------------------------------- Placement
@@ -130,6 +142,16 @@ struct check_precision<B, precision<T...>> {
   static_assert((sizeof(check_storage<B, T>) && ...));
 };
 
+// What sites exchange is float.
+template <class Precision, class Members>
+struct check_masters;
+template <class Precision, class... O>
+struct check_masters<Precision, std::tuple<O...>> {
+  static_assert(std::same_as<typename Precision::master, float> || !(PeriodicOptimizer<O> || ...),
+                "mfsdp: a PeriodicOptimizer exchanges parameters with other sites as float, so the "
+                "precision's Master must be float");
+};
+
 // ------------------------------------------------------------------------------------- Collective
 
 template <class C>
@@ -169,6 +191,30 @@ struct check_replicas<Axes, Precision> {
                 "start_all_gather(shard, full, pieces, label)' of double and std::uint64_t");
 };
 
+// What sites need of each other, and of the optimizers that they train with.
+template <class O>
+struct check_periodic {
+  static_assert(!Optimizer<O> || PeriodicOptimizer<O>,
+                "mfsdp: the mesh has a site axis, but an optimizer is no PeriodicOptimizer and "
+                "knows no other sites; wrap it: lordo::local_steps{.inner = optimizer}");
+};
+// An axis that never has another rank.
+template <class C>
+concept alone = requires { typename std::integral_constant<int, C::size()>; } && C::size() == 1;
+
+template <class Axes, class Members>
+struct check_sites {};
+template <Mesh Axes, class... O>
+  requires(!alone<std::remove_cvref_t<decltype(std::declval<const Axes&>().site)>>)
+struct check_sites<Axes, std::tuple<O...>> {
+  using site = std::remove_cvref_t<decltype(std::declval<const Axes&>().site)>;
+  static_assert((sizeof(check_periodic<O>) && ...));
+  static_assert(AllReduce<site, float> && AllGather<site, double> && AllGather<site, std::uint64_t>,
+                "mfsdp: the site axis of the mesh lacks 'request start_all_reduce(full, local, "
+                "pieces, into, label)' of float, or 'request start_all_gather(shard, full, pieces, "
+                "label)' of double and std::uint64_t");
+};
+
 // The operations that a placement needs, on the types of a precision.
 template <class C, class P, class Precision>
 struct check_operations {};
@@ -199,6 +245,8 @@ struct check_model : check_axes<Axes>,
                      check_precision<B, Precision>,
                      check_rules<P, typename members_of<Set>::type>,
                      check_updates<B, typename members_of<Set>::type>,
+                     check_masters<Precision, typename members_of<Set>::type>,
+                     check_sites<Axes, typename members_of<Set>::type>,
                      check_operations<typename check_axes<Axes>::shard, P, Precision>,
                      check_replicas<Axes, Precision> {};
 

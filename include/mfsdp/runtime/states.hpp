@@ -16,12 +16,14 @@
 #include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/crew.hpp"
+#include "mfsdp/runtime/sites.hpp"
 #include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
 // What one step knows.
 struct step_request {
+  std::int64_t step = 1;  // of the model
   double learning_rate_scale = 1;
   const std::vector<bool>* left_out = nullptr;  // by item, if all gradients have been judged
 };
@@ -57,6 +59,50 @@ class optimizer_states {
     return usable;
   }
 
+  // The first states of optimizers that derive them from the parameters. Cost: that of start().
+  void start() {
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        const auto first = [&](auto& backend, const auto& states, auto parameter, auto,
+                               const auto& context) {
+          if constexpr (requires { optimizer.start(backend, states, parameter, context); }) {
+            optimizer.start(backend, states, parameter, context);
+          }
+        };
+        for (auto& entry : entries) {
+          entry.step = 0;
+          for_each_part_of(workers_.front(), optimizer, entry, false, {.step = 0}, first);
+        }
+      }
+    });
+  }
+
+  // What one call of exchange can exchange at most, in elements.
+  [[nodiscard]] index_t exchangeable() {
+    index_t elements = 0;
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        for (const auto& entry : entries) {
+          elements += entry.shape.elements();
+          for (const state_spec& state : optimizer.states(entry.shape)) elements += state.elements;
+        }
+      }
+    });
+    return elements;
+  }
+
+  // The exchanges of one step with other sites, those before its updates or those after them.
+  template <class Sites>
+  void exchange(Sites& sites, bool before, const step_request& now) {
+    int rounds = 0;
+    for_each_optimizer([&]<class O>(const O&, auto&, int) {
+      if constexpr (meets_sites<O>) {
+        rounds = std::max<int>(rounds, before ? O::rounds_before_update : O::rounds_after_update);
+      }
+    });
+    for (int round = 0; round < rounds; ++round) exchange_round(sites, before, round, now);
+  }
+
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
   // A gradient that its optimizer cannot use leaves parameter and states as they are: all of a
   // matrix of a matrix optimizer, otherwise blocks of block_elements. So no rank has to ask
@@ -69,6 +115,27 @@ class optimizer_states {
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       if constexpr (GathersMatrices<O>) {
         for (auto& entry : entries) update_gathered(optimizer, entry, now);
+      }
+    });
+  }
+
+  // Calls visit(item, offset from its start, optimizer, what the state is, its values) for each
+  // state of what this rank holds.
+  template <class Visit>
+  void for_each_state_held(Visit&& visit) {
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      for (auto& entry : entries) {
+        const auto specs = optimizer.states(entry.shape);
+        for (std::size_t k = 0; k < specs.size(); ++k) {
+          const auto show = [&](auto values) {
+            visit(context_.plan.items[entry.item], entry.offset, O::name, specs[k], values);
+          };
+          if (is_exact(specs[k])) {
+            show(std::span<const float>(entry.states[k].exact));
+          } else {
+            show(std::span<const narrow_state>(entry.states[k].narrow));
+          }
+        }
       }
     });
   }
@@ -97,6 +164,11 @@ class optimizer_states {
   using reduced = typename precision::reduce;
   using narrow_state = typename precision::state;
 
+  template <class O>
+  static constexpr bool meets_sites = PeriodicOptimizer<O> && detail::is_float<master>;
+  template <class O>
+  static constexpr bool updates_from_mean = requires { requires O::updates_from_mean; };
+
   // What a thread has for itself: backends are called from one thread at a time.
   struct worker {
     decltype(Context::backend) backend;
@@ -113,12 +185,14 @@ class optimizer_states {
   template <class O>
   struct held_state {
     std::size_t item;
-    matrix_shape shape{};  // of what is updated
-    index_t offset = 0;    // of that, from the start of the item
+    std::size_t segment = 0;  // of plan.local_segments, unless gathered
+    matrix_shape shape{};     // of what is updated
+    index_t offset = 0;       // of that, from the start of the item
     std::span<master> parameter{};
     std::span<const reduced> gradient{};
     std::array<stored_state, std::tuple_size_v<state_spans<O, float>>> states{};
     std::int64_t step = 0;  // updates so far
+    bool usable = true;     // the gradient of this step, for those who exchange before the update
     bool skipped = false;   // a part of it, in the last step
     double change = 0;      // of the last step, as a sum of squares, if it is measured
     // Gathered matrices only: where the rows of every rank go, and those of this one.
@@ -169,7 +243,9 @@ class optimizer_states {
       } else {
         if (!own) continue;
         require_piecewise_states<O>(optimizer, item);
+        require_exact_states<O>(optimizer, item);
         entries.push_back({.item = segment.item,
+                           .segment = i,
                            .shape = O::whole_matrix ? item.shape : matrix_shape{1, segment.count},
                            .offset = segment.offset});
       }
@@ -191,6 +267,20 @@ class optimizer_states {
                         "an element for "
                         "each of the {}, not {}",
                         item.name, O::name, state.name, item.elements(), state.elements));
+      }
+    }
+  }
+
+  // Errors: spec_error if a state that sites exchange is rounded.
+  template <class O>
+  static void require_exact_states(const O& optimizer, const placement_item& item) {
+    if constexpr (meets_sites<O>) {
+      for (const state_spec& state : optimizer.states(item.shape)) {
+        if (is_exact(state)) continue;
+        throw spec_error(fmt::format(
+            "tensor '{}': optimizer '{}' exchanges its states with other sites, so '{}' must be "
+            "exact in its state_spec",
+            item.name, O::name, state.name));
       }
     }
   }
@@ -320,6 +410,91 @@ class optimizer_states {
     return now.left_out != nullptr || is_usable<O>(by.backend.sum_of_squares(gradient));
   }
 
+  // Calls f(backend, states, parameter, gradient, context) for what an optimizer takes of an entry
+  // at a time, all of a matrix and parts of a piece.
+  template <class O, class F>
+  void for_each_part_of(worker& by, const O& optimizer, held_state<O>& entry, bool with_gradient,
+                        const step_request& now, F&& f) {
+    const index_t all = entry.shape.elements();
+    detail::for_each_part(
+        all, O::whole_matrix ? all : detail::widened_part, [&](index_t first, index_t count) {
+          const matrix_shape shape = O::whole_matrix ? entry.shape : matrix_shape{1, count};
+          detail::scratch_space scratch(by.scratch.span());
+          matrix_view<const float> gradient;
+          if (with_gradient) {
+            const std::span<const float> values =
+                detail::widened(by.backend, slice(entry.gradient, first, count), scratch);
+            gradient = {values.data(), shape};
+          }
+          const auto specs = optimizer.states(shape);
+          state_spans<O, float> states;
+          for (std::size_t k = 0; k < states.size(); ++k) {
+            states[k] = slice(entry.states[k].exact, first, specs[k].elements);
+          }
+          f(by.backend, states,
+            matrix_view<float>(slice(entry.parameter, first, count).data(), shape), gradient,
+            context_of(entry, now, scratch));
+        });
+  }
+
+  template <class O>
+  [[nodiscard]] static update_context<float> context_of(const held_state<O>& entry,
+                                                        const step_request& now,
+                                                        const detail::scratch_space& scratch) {
+    return {entry.step, now.learning_rate_scale, scratch.rest(), now.step, entry.item};
+  }
+
+  template <class Sites>
+  void exchange_round(Sites& sites, bool before, int round, const step_request& now) {
+    using task = std::function<void(worker&)>;
+    std::vector<contribution> values;
+    std::vector<task> contribute;
+    std::vector<task> adopt;
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        if (round >= (before ? O::rounds_before_update : O::rounds_after_update)) return;
+        const int number = before ? round : O::rounds_before_update + round;
+        for (auto& entry : entries) {
+          const auto exchanged = optimizer.exchanges(entry.shape, {now.step, entry.item, number});
+          if (std::ranges::find(exchanged, true) == exchanged.end()) continue;
+          if (before && round == 0) {
+            entry.usable = is_usable<O>(workers_.front(), entry.gradient, now) &&
+                           !(now.left_out != nullptr && (*now.left_out)[entry.item]);
+          }
+          contribution& own = values.emplace_back(
+              contribution{.segment = entry.segment, .counts = !before || entry.usable});
+          if (exchanged[0]) own.values.push_back(entry.parameter);
+          for (std::size_t k = 0; k < entry.states.size(); ++k) {
+            if (exchanged[k + 1]) own.values.push_back(entry.states[k].exact);
+          }
+          contribute.push_back([&, number](worker& by) {
+            for_each_part_of(by, optimizer, entry, before, now,
+                             [&](auto& backend, const auto&... rest) {
+                               optimizer.contribute(backend, rest..., number);
+                             });
+          });
+          adopt.push_back([&, number](worker& by) {
+            for_each_part_of(
+                by, optimizer, entry, false, now,
+                [&](auto& backend, const auto& states, auto parameter, auto, const auto& context) {
+                  optimizer.adopt(backend, states, parameter, context, number);
+                });
+          });
+        }
+      }
+    });
+    const auto run = [&](const std::vector<task>& tasks) {
+      crew_.run(tasks.size(), [&](std::size_t i, int member) {
+        tasks[i](workers_[static_cast<std::size_t>(member)]);
+      });
+    };
+    run(contribute);
+    // Several optimizers have parts of one list.
+    std::ranges::sort(values, {}, &contribution::segment);
+    sites.average(values);
+    run(adopt);
+  }
+
   // Clears what the last step said of an entry; false if this one leaves it out altogether.
   template <class O>
   [[nodiscard]] static bool takes_part(held_state<O>& entry, const step_request& now) {
@@ -330,6 +505,18 @@ class optimizer_states {
 
   template <class O>
   void update(worker& by, const O& optimizer, held_state<O>& entry, const step_request& now) {
+    if constexpr (updates_from_mean<O>) {
+      entry.skipped = !entry.usable;
+      entry.change = 0;
+      ++entry.step;
+      const index_t all = entry.shape.elements();
+      detail::for_each_part(
+          all, O::whole_matrix ? all : detail::widened_part, [&](index_t first, index_t count) {
+            const matrix_shape shape{1, count};
+            update_part(by, optimizer, entry, first, O::whole_matrix ? entry.shape : shape, now);
+          });
+      return;
+    }
     if (!takes_part(entry, now)) return;
     if constexpr (O::whole_matrix) {
       entry.skipped = !is_usable<O>(by, entry.gradient, now);
@@ -423,8 +610,7 @@ class optimizer_states {
       before = scratch.take(std::ssize(own));
       by.backend.copy(std::span<const float>(own), before);
     }
-    optimizer.update(by.backend, states, parameter, gradient,
-                     update_context<float>{entry.step, now.learning_rate_scale, scratch.rest()});
+    optimizer.update(by.backend, states, parameter, gradient, context_of(entry, now, scratch));
     if (context_.options.measure_updates) {
       by.backend.transform(difference{}, before, std::span<const float>(own));
       entry.change += by.backend.sum_of_squares(std::span<const float>(before));

@@ -1,0 +1,340 @@
+// Where sites meet: which ranks hold the same part of a parameter on each site, and the means that
+// they form of it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/runtime/context.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// The sites on their axis, which has all ranks of all sites: one site after the other, each in the
+// order of its shard axis.
+struct site_map {
+  std::vector<int> first;  // of each site: its first rank on the axis
+  std::vector<int> ranks;  // of each site
+  int own = 0;             // this rank's site
+
+  [[nodiscard]] int count() const { return static_cast<int>(ranks.size()); }
+};
+
+// A part of an item that one rank of each site holds whole.
+struct shared_part {
+  std::size_t item = 0;
+  index_t offset = 0;  // from the start of the item
+  index_t count = 0;
+  std::vector<int> holders{};  // of each site: rank on the axis
+};
+
+// What the sites share of their trainable tensors, by item and offset; the same on every rank.
+// segments[s] is the plan's of site s. Errors: spec_error if every rank holds everything and sites
+// have different numbers of ranks.
+[[nodiscard]] inline std::vector<shared_part> shared_parts(
+    const plan& p, const site_map& sites,
+    std::span<const std::vector<std::vector<segment>>* const> segments) {
+  std::vector<shared_part> parts;
+  for (std::size_t i = 0; i < p.items.size(); ++i) {
+    const index_t elements = p.items[i].elements();
+    if (p.tensors[p.items[i].tensor].optimizer < 0 || elements == 0) continue;
+    if (p.replicated) {
+      for (int r = 0; r < p.ranks; ++r) {
+        shared_part& part = parts.emplace_back(shared_part{i, 0, elements});
+        for (int s = 0; s < sites.count(); ++s) {
+          const auto site = static_cast<std::size_t>(s);
+          if (sites.ranks[site] != p.ranks) {
+            throw spec_error(fmt::format(
+                "with placement '{}' all sites need equally many ranks, but site {} has {} and "
+                "site {} has {}; owner_placement does not",
+                p.placement, s, sites.ranks[site], sites.own, p.ranks));
+          }
+          part.holders.push_back(sites.first[site] + r);
+        }
+      }
+      continue;
+    }
+    std::set<index_t> cuts{0};
+    for (const auto* of_site : segments) {
+      for (const segment& s : (*of_site)[i]) cuts.insert(s.offset + s.count);
+    }
+    for (auto cut = cuts.begin(); std::next(cut) != cuts.end(); ++cut) {
+      shared_part& part = parts.emplace_back(shared_part{i, *cut, *std::next(cut) - *cut});
+      for (std::size_t s = 0; s < segments.size(); ++s) {
+        const auto& all = (*segments[s])[i];
+        const auto holder = std::ranges::upper_bound(all, part.offset, {}, &segment::offset) - 1;
+        part.holders.push_back(sites.first[s] + holder->rank);
+      }
+    }
+  }
+  return parts;
+}
+
+// What a rule has put in place of what will be the mean over the sites.
+struct contribution {
+  std::size_t segment = 0;  // of plan.local_segments
+  std::vector<std::span<float>> values{};
+  bool counts = true;  // if not, this site takes the mean of the others; zeros if none counts
+};
+
+template <class Context>
+class site_exchange {
+  using axis = typename Context::site_axis;
+
+ public:
+  // `most` bounds the elements that one call of average may exchange. A collective call on the axis
+  // if sites have several ranks. Errors: spec_error if the axis cannot be split and must be.
+  site_exchange(Context& context, const site_map& sites, const std::vector<shared_part>& parts,
+                index_t most)
+      : context_(context), sites_(sites) {
+    if (sites_.count() == 1) return;
+    form_groups(parts);
+    staged_ = std::min(most, largest_message) + std::ssize(parts_);
+    staging_ = context_.template allocate<float>(memory_kind::exchange_buffers,
+                                                 2 * std::ssize(slots_) * staged_);
+  }
+  site_exchange(const site_exchange&) = delete;
+  site_exchange& operator=(const site_exchange&) = delete;
+
+  [[nodiscard]] const site_map& sites() const { return sites_; }
+
+  // Replaces all values by their means over the sites that count, in place: sums in the order of
+  // sites, divided by how many there are, so the same bits on all sites. Contributions come in the
+  // order of segments. Every message holds as many numbers as are exchanged and one for each part
+  // in it, which counts the sites.
+  void average(std::span<const contribution> all) {
+    for (const contribution& own : all) {
+      if (own.counts) continue;
+      for (const std::span<float> values : own.values) context_.backend.fill(values, 0.0f);
+    }
+    if (sites_.count() == 1) return;
+    const std::vector<message> messages = messages_of(all);
+    for (std::size_t i = 0; i < messages.size() + 1; ++i) {
+      if (i < messages.size()) start(messages[i], all, slots_[i % slots_.size()]);
+      if (i > 0) finish(messages[i - 1], slots_[(i - 1) % slots_.size()]);
+    }
+  }
+
+  // Do all sites hold the same values? values(i) views those of plan.local_segments[i]. Errors:
+  // plan_error naming a tensor that they hold differently.
+  template <class Values>
+  void require_equal(Values&& values) {
+    const auto count = static_cast<index_t>(sites_.count());
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      std::vector<double> own;
+      std::vector<const own_part*> held;
+      for (const own_part& part : parts_) {
+        if (part.group != g) continue;
+        const std::span<const float> all = values(part.segment);
+        own.push_back(context_.backend.sum_of_squares(slice(all, part.from, part.count)));
+        held.push_back(&part);
+      }
+      const index_t parts = std::ssize(own);
+      std::vector<piece> pieces;
+      for (int s = 0; s < sites_.count(); ++s) pieces.push_back({s, s * parts, 0, parts});
+      std::vector<double> all(static_cast<std::size_t>(count * parts));
+      auto request = groups_[g].start_all_gather(std::span<const double>(own), std::span(all),
+                                                 std::span<const piece>(pieces), "initial values");
+      context_.book(phase::setup);
+      request.wait(context_.until());
+      request.drain(context_.until());
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const std::size_t place = i % own.size();
+        if (all[i] == own[place]) continue;
+        throw plan_error(fmt::format(
+            "tensor '{}' starts with other values on site {} than on site {}; all sites must call "
+            "initialize with the same function",
+            item_of(*held[place]).name, i / own.size(), sites_.own));
+      }
+    }
+  }
+
+ private:
+  static constexpr index_t largest_message = 256 * 1024;
+
+  // What this rank holds of a shared part.
+  struct own_part {
+    std::size_t group = 0;
+    std::size_t segment = 0;  // of plan.local_segments
+    index_t from = 0;         // in that segment
+    index_t count = 0;
+  };
+
+  struct message {
+    struct entry {
+      std::size_t contribution;
+      index_t part;             // which of the message's parts counts the sites for it
+      std::span<float> values;  // that are exchanged
+      index_t at;               // where, in the message
+    };
+    std::size_t group = 0;
+    index_t elements = 0;
+    std::vector<entry> entries{};
+    std::vector<std::size_t> parts{};  // the contribution of each
+    std::array<piece, 1> all{};
+  };
+
+  struct slot {
+    typename axis::request sum{};
+  };
+
+  [[nodiscard]] const placement_item& item_of(const own_part& part) const {
+    return context_.plan.items[context_.plan.local_segments[part.segment].item];
+  }
+
+  // A group for each set of ranks that hold the same; disjoint ones are split off together.
+  void form_groups(const std::vector<shared_part>& parts) {
+    std::map<std::vector<int>, std::size_t> numbers;
+    std::vector<const std::vector<int>*> sets;
+    for (const shared_part& part : parts) {
+      if (numbers.try_emplace(part.holders, numbers.size()).second) sets.push_back(&part.holders);
+    }
+    std::vector<std::size_t> group_of(sets.size(), none);
+    std::vector<bool> done(sets.size(), false);
+    for (std::size_t first = 0; first < sets.size(); ++first) {
+      if (done[first]) continue;
+      std::set<int> taken;
+      std::size_t own = none;
+      for (std::size_t i = first; i < sets.size(); ++i) {
+        const auto is_taken = [&](int rank) { return taken.contains(rank); };
+        if (done[i] || std::ranges::any_of(*sets[i], is_taken)) continue;
+        done[i] = true;
+        taken.insert(sets[i]->begin(), sets[i]->end());
+        if (std::ranges::find(*sets[i], context_.sites.rank()) != sets[i]->end()) own = i;
+      }
+      add_group(own, sets.size(), group_of);
+    }
+    for (const shared_part& part : parts) {
+      const std::size_t group = group_of[numbers.at(part.holders)];
+      if (group != none) parts_.push_back(locate(part, group));
+    }
+    std::ranges::stable_sort(parts_, {}, &own_part::group);
+  }
+
+  void add_group(std::size_t own, std::size_t sets, std::vector<std::size_t>& group_of) {
+    if (std::ranges::all_of(sites_.ranks, [](int ranks) { return ranks == 1; })) {
+      group_of[own] = groups_.size();
+      groups_.push_back(context_.sites);
+    } else if constexpr (requires { context_.sites.split(0); }) {
+      // What belongs to no set now is a group of its own, which nobody uses.
+      auto group = context_.sites.split(static_cast<int>(own == none ? sets : own));
+      context_.book(phase::setup);
+      if (own == none) return;
+      group_of[own] = groups_.size();
+      groups_.push_back(std::move(group));
+    } else {
+      throw spec_error(
+          "the collective of the site axis has no 'split(int color)', which sites of several ranks "
+          "need");
+    }
+  }
+
+  [[nodiscard]] own_part locate(const shared_part& part, std::size_t group) const {
+    const auto& segments = context_.plan.local_segments;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const local_segment& s = segments[i];
+      if (s.item == part.item && s.rank == context_.rank() && s.offset <= part.offset &&
+          part.offset < s.offset + s.count) {
+        return {group, i, part.offset - s.offset, part.count};
+      }
+    }
+    throw spec_error(fmt::format("tensor '{}': rank {} holds nothing of its part at {}",
+                                 context_.plan.items[part.item].name, context_.rank(),
+                                 part.offset));
+  }
+
+  // Every site forms the same ones of a group, since it knows the same shared parts.
+  [[nodiscard]] std::vector<message> messages_of(std::span<const contribution> all) const {
+    std::vector<message> messages;
+    for (const own_part& part : parts_) {
+      const auto own = std::ranges::lower_bound(all, part.segment, {}, &contribution::segment);
+      if (own == all.end() || own->segment != part.segment) continue;
+      const auto number = static_cast<std::size_t>(own - all.begin());
+      const bool whole = part.count == item_of(part).elements();
+      for (const std::span<float> values : own->values) {
+        // The states of a cut tensor have an element for each of its own.
+        std::span<float> left = whole ? values : slice(values, part.from, part.count);
+        while (!left.empty()) {
+          if (messages.empty() || messages.back().group != part.group ||
+              messages.back().elements == largest_message) {
+            messages.push_back({part.group});
+          }
+          message& last = messages.back();
+          if (last.parts.empty() || last.parts.back() != number) last.parts.push_back(number);
+          const index_t count = std::min(std::ssize(left), largest_message - last.elements);
+          last.entries.push_back(
+              {number, std::ssize(last.parts) - 1, slice(left, 0, count), last.elements});
+          last.elements += count;
+          left = slice(left, count, std::ssize(left) - count);
+        }
+      }
+    }
+    for (message& each : messages) {
+      each.all = {{{0, 0, 0, each.elements + std::ssize(each.parts)}}};
+    }
+    return messages;
+  }
+
+  // Where a message is before and after it is summed.
+  [[nodiscard]] std::span<float> staged(const slot& where, bool summed) {
+    const index_t place = 2 * (&where - slots_.data()) + (summed ? 1 : 0);
+    return slice(staging_.span(), place * staged_, staged_);
+  }
+
+  void start(const message& now, std::span<const contribution> all, slot& in) {
+    const std::span<float> data = staged(in, false);
+    for (const auto& entry : now.entries) {
+      context_.backend.copy(std::span<const float>(entry.values),
+                            slice(data, entry.at, std::ssize(entry.values)));
+    }
+    for (std::size_t p = 0; p < now.parts.size(); ++p) {
+      context_.backend.fill(slice(data, now.elements + static_cast<index_t>(p), 1),
+                            all[now.parts[p]].counts ? 1.0f : 0.0f);
+    }
+    in.sum = groups_[now.group].start_all_reduce(std::span<const float>(data), staged(in, true),
+                                                 std::span<const piece>(now.all),
+                                                 reduce_into::write, "mean over sites");
+    context_.book(phase::sync);
+  }
+
+  struct divided {
+    float by;
+    template <class A, class B>
+    void operator()(A& mean, const B& sum) const {
+      mean = sum / by;
+    }
+  };
+
+  void finish(const message& then, slot& in) {
+    in.sum.wait(context_.until());
+    const std::span<const float> sums = staged(in, true);
+    std::vector<float> counted(then.parts.size());
+    context_.backend.copy(slice(sums, then.elements, std::ssize(counted)), std::span(counted));
+    for (const auto& entry : then.entries) {
+      const float sites = counted[static_cast<std::size_t>(entry.part)];
+      context_.backend.transform(divided{std::max(sites, 1.0f)}, entry.values,
+                                 slice(sums, entry.at, std::ssize(entry.values)));
+    }
+    in.sum.drain(context_.until());
+  }
+
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  Context& context_;
+  const site_map sites_;
+  std::vector<counting<axis>> groups_;
+  std::vector<own_part> parts_;  // by group, item and offset
+  index_t staged_ = 0;           // elements of the largest message
+  std::array<slot, 2> slots_{};
+  typename Context::template storage<float> staging_;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI

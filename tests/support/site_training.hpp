@@ -1,0 +1,250 @@
+// Training on several sites: through the runtime, and by a plain loop over sites that uses nothing
+// of it. Every rank of a site has a part of the site's gradient, which is their sum in rank order.
+#pragma once
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "support/toy_training.hpp"
+
+namespace toy {
+
+struct site_settings {
+  std::vector<int> ranks{1, 1};  // of each site, where the runtime trains
+  std::vector<int> parts{2, 2};  // of each site's gradient: one for each rank, or all for the only
+  int steps = 5;
+  // What a site's gradient of this step is multiplied by.
+  double (*scale)(int site, int step) = [](int, int) { return 1.0; };
+};
+
+// One part's share of a site's gradient.
+inline float site_derivative(float weight, std::size_t k, std::size_t position, int site, int part,
+                             int step, const site_settings& how) {
+  return static_cast<float>(how.scale(site, step)) *
+         derivative(weight, k, position, 3 * site + part, step, 0);
+}
+
+// The parameters of each site at the end.
+using site_outcome = std::vector<std::map<std::string, std::vector<float>>>;
+
+// One rank's steps. Parts follow one another in the order of ranks, and of micro-batches.
+template <class Model>
+void train_site(Model& model, const site_settings& how) {
+  const auto& units = model.plan().spec.units();
+  const int parts = how.parts[static_cast<std::size_t>(model.site())];
+  const int own = parts / model.ranks();
+  for (int step = 0; step < how.steps; ++step) {
+    for (int micro = 0; micro < own; ++micro) {
+      for (const std::size_t unit : model.forward_order()) {
+        (void)model.acquire(unit, mfsdp::pass::forward);
+      }
+      for (const std::size_t unit : model.backward_order()) {
+        const auto weights = model.acquire(unit, mfsdp::pass::backward);
+        const auto gradients = model.gradients(unit);
+        for (std::size_t i = 0; i < units[unit].tensors.size(); ++i) {
+          const auto gradient = gradients[i];
+          for (std::size_t k = 0; k < gradient.flat().size(); ++k) {
+            const float d = site_derivative(weights[i].flat()[k], k, i, model.site(),
+                                            model.rank() + micro, step, how);
+            gradient.flat()[k] = gradient.accumulate ? gradient.flat()[k] + d : d;
+          }
+        }
+        gradients.reduce();
+      }
+    }
+    model.step(1.0f / static_cast<float>(step + 1));
+  }
+}
+
+// Trains on a thread_world; `inspect(model)` runs on every rank at the end.
+template <class Placement, class Rules, class Inspect>
+site_outcome run_sites(const mfsdp::model_spec& spec, Placement placement, Rules rules,
+                       const site_settings& how, Inspect&& inspect) {
+  site_outcome result(how.ranks.size());
+  int all = 0;
+  for (const int ranks : how.ranks) all += ranks;
+  mfsdp::thread_world{all}.run([&](auto comm) {
+    mfsdp::sharded_model model{spec, mfsdp::make_sites(comm, how.ranks), placement, rules};
+    model.initialize(initialize);
+    train_site(model, how);
+    auto parameters = read_parameters(model);
+    inspect(model);
+    if (model.rank() == 0) result[static_cast<std::size_t>(model.site())] = std::move(parameters);
+  });
+  return result;
+}
+
+template <class Placement, class Rules>
+site_outcome run_sites(const mfsdp::model_spec& spec, Placement placement, Rules rules,
+                       const site_settings& how) {
+  return run_sites(spec, placement, rules, how, [](auto&) {});
+}
+
+// The reference: every site has full copies, one after the other.
+template <class Rules>
+site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
+                             const site_settings& how) {
+  using mfsdp::index_t;
+  struct part {  // one matrix of a tensor, or a whole other tensor
+    std::size_t tensor;
+    std::size_t item;
+    std::size_t offset;
+    mfsdp::matrix_shape shape;
+    std::vector<std::vector<std::vector<float>>> states{};  // by site and state
+    std::vector<std::int64_t> updates{};                    // by site
+  };
+  const std::size_t sites = how.ranks.size();
+  const auto& tensors = spec.tensors();
+  mfsdp::cpu_backend backend;
+  const auto with_rule = [&](const part& p, auto f) {
+    mfsdp::detail::with_member(mfsdp::optimizer_members(rules),
+                               mfsdp::optimizer_route(rules, tensors[p.tensor]), f);
+  };
+  using values = std::vector<std::vector<float>>;  // by tensor
+  std::vector<values> weights(sites);
+  for (values& all : weights) {
+    for (const auto& tensor : tensors) {
+      all.emplace_back(static_cast<std::size_t>(tensor.elements()));
+      initialize(tensor, all.back(), 0);
+    }
+  }
+  // Memory as aligned as the runtime's, since kernels of products depend on it.
+  std::vector<float> memory(1 << 20);
+  const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) / 4 % 16;
+  const std::span<float> workspace = std::span(memory).subspan((16 - misaligned) % 16);
+  const auto call = [&](part& p, std::size_t site, int step, const auto& rule, auto f) {
+    mfsdp::state_spans<std::remove_cvref_t<decltype(rule)>, float> states;
+    for (std::size_t k = 0; k < states.size(); ++k) states[k] = p.states[site][k];
+    f(states, mfsdp::matrix_view<float>(weights[site][p.tensor].data() + p.offset, p.shape),
+      mfsdp::update_context<float>{p.updates[site], 1.0 / (step + 1), workspace, step + 1, p.item});
+  };
+
+  std::vector<part> parts;
+  std::size_t items = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
+    const index_t matrices = tensors[t].matrices();
+    for (index_t i = 0; i < matrices; ++i, ++items) {
+      if (tensors[t].options.frozen || tensors[t].elements() == 0) continue;
+      const mfsdp::matrix_shape shape =
+          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
+                 : mfsdp::matrix_shape{1, tensors[t].elements()};
+      part p{t, items, static_cast<std::size_t>(i * shape.elements()), shape};
+      p.updates.assign(sites, 0);
+      p.states.resize(sites);
+      with_rule(p, [&](const auto& rule) {
+        for (std::size_t s = 0; s < sites; ++s) {
+          for (const mfsdp::state_spec& state : rule.states(shape)) {
+            p.states[s].emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
+          }
+          call(p, s, -1, rule, [&](const auto& states, auto parameter, auto context) {
+            if constexpr (requires { rule.start(backend, states, parameter, context); }) {
+              context.learning_rate_scale = 1;
+              rule.start(backend, states, parameter, context);
+            }
+          });
+        }
+      });
+      parts.push_back(std::move(p));
+    }
+  }
+
+  for (int step = 0; step < how.steps; ++step) {
+    std::vector<values> gradients(sites);
+    for (std::size_t s = 0; s < sites; ++s) {
+      gradients[s].resize(tensors.size());
+      for (int share = 0; share < how.parts[s]; ++share) {
+        values own(tensors.size());
+        for (std::size_t u = spec.units().size(); u-- > 0;) {
+          const auto& references = spec.units()[u].tensors;
+          for (std::size_t i = 0; i < references.size(); ++i) {
+            const auto& w = weights[s][references[i].tensor];
+            auto& g = own[references[i].tensor];
+            const bool first = g.empty();
+            g.resize(w.size());
+            for (std::size_t k = 0; k < w.size(); ++k) {
+              const float d = site_derivative(w[k], k, i, static_cast<int>(s), share, step, how);
+              g[k] = first ? d : g[k] + d;
+            }
+          }
+        }
+        for (std::size_t t = 0; t < own.size(); ++t) {
+          if (share == 0) {
+            gradients[s][t] = own[t];
+            continue;
+          }
+          for (std::size_t k = 0; k < own[t].size(); ++k) gradients[s][t][k] += own[t][k];
+        }
+      }
+    }
+    for (part& p : parts) {
+      with_rule(p, [&]<class O>(const O& rule) {
+        const auto gradient_of = [&](std::size_t s) {
+          return mfsdp::matrix_view<const float>(gradients[s][p.tensor].data() + p.offset, p.shape);
+        };
+        const auto usable = [&](std::size_t s) {
+          return std::isfinite(backend.sum_of_squares(gradient_of(s).flat()));
+        };
+        const auto exchange = [&](int round, bool before) {
+          const auto exchanged = rule.exchanges(p.shape, {step + 1, p.item, round});
+          if (std::ranges::find(exchanged, true) == exchanged.end()) return;
+          for (std::size_t s = 0; s < sites; ++s) {
+            call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+              rule.contribute(backend, states, parameter,
+                              before ? gradient_of(s) : mfsdp::matrix_view<const float>(), context,
+                              round);
+            });
+          }
+          for (std::size_t e = 0; e < exchanged.size(); ++e) {
+            if (!exchanged[e]) continue;
+            const auto spot = [&](std::size_t s) {
+              return e == 0 ? std::span(weights[s][p.tensor])
+                                  .subspan(p.offset, static_cast<std::size_t>(p.shape.elements()))
+                            : std::span(p.states[s][e - 1]);
+            };
+            for (std::size_t k = 0; k < spot(0).size(); ++k) {
+              float sum = 0;
+              int count = 0;
+              for (std::size_t s = 0; s < sites; ++s) {
+                if (before && !usable(s)) continue;
+                sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
+                ++count;
+              }
+              for (std::size_t s = 0; s < sites; ++s) {
+                spot(s)[k] = sum / static_cast<float>(std::max(count, 1));
+              }
+            }
+          }
+          for (std::size_t s = 0; s < sites; ++s) {
+            call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+              rule.adopt(backend, states, parameter, context, round);
+            });
+          }
+        };
+        for (int round = 0; round < O::rounds_before_update; ++round) exchange(round, true);
+        for (std::size_t s = 0; s < sites; ++s) {
+          if constexpr (!requires { requires O::updates_from_mean; }) {
+            if (!usable(s)) continue;
+          }
+          ++p.updates[s];
+          call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+            rule.update(backend, states, parameter, gradient_of(s), context);
+          });
+        }
+        for (int round = 0; round < O::rounds_after_update; ++round) {
+          exchange(O::rounds_before_update + round, false);
+        }
+      });
+    }
+  }
+
+  site_outcome result;
+  for (const values& all : weights) {
+    auto& named = result.emplace_back();
+    for (std::size_t t = 0; t < tensors.size(); ++t) named[tensors[t].name] = all[t];
+  }
+  return result;
+}
+
+}  // namespace toy
