@@ -262,11 +262,6 @@ TEST_CASE("axes that do not make a grid are refused") {
     sharded_model model{toy::odd_spec(), axes, owner_placement{}, toy::optimizers()};
   }),
                        doctest::Contains("of a shard group with rank"), spec_error);
-  CHECK_THROWS_WITH_AS(thread_world{2}.run([](auto comm) {
-    const mesh axes{.shard = self{}, .replicate = self{}, .site = comm};
-    sharded_model model{toy::odd_spec(), axes, owner_placement{}, toy::optimizers()};
-  }),
-                       "the site axis of a mesh has one rank in this version", spec_error);
 }
 
 TEST_CASE("a rank that throws, in whatever phase, ends all replicas with its cause") {

@@ -7,52 +7,13 @@
 #include <limits>
 #include <string>
 
+#include "support/local_momentum.hpp"
 #include "support/site_training.hpp"
 
 using namespace mfsdp;
+using mfsdp_test::local_momentum;
 
 namespace {
-
-// Momentum, averaged with the parameter each `period` steps.
-template <bool Whole>
-struct local_momentum {
-  double learning_rate = 0.05;
-  int period = 2;
-
-  static constexpr std::string_view name = "local_momentum";
-  static constexpr bool whole_matrix = Whole;
-  static constexpr int rounds_before_update = 0;
-  static constexpr int rounds_after_update = 1;
-
-  [[nodiscard]] index_t flops(matrix_shape shape) const { return 4 * shape.elements(); }
-  [[nodiscard]] std::array<state_spec, 1> states(matrix_shape shape) const {
-    return {{{"momentum", shape.elements(), true}}};
-  }
-  [[nodiscard]] index_t workspace_size(matrix_shape) const { return 0; }
-  [[nodiscard]] std::array<bool, 2> exchanges(matrix_shape, exchange_round now) const {
-    const bool due = now.step % period == 0;
-    return {due, due && now.step % (2 * period) == 0};
-  }
-  template <Backend B, class T>
-  void update(B& backend, const std::array<std::span<T>, 1>& state, matrix_view<T> parameter,
-              std::type_identity_t<matrix_view<const T>> gradient,
-              const update_context<T>& context) const {
-    const T rate = static_cast<T>(learning_rate * context.learning_rate_scale);
-    backend.transform(
-        [rate](auto& w, auto& m, const auto& g) {
-          m = T(0.9) * m + g;
-          w = w - rate * m;
-        },
-        parameter.flat(), state[0], gradient.flat());
-  }
-  template <Backend B, class T>
-  void contribute(B&, const std::array<std::span<T>, 1>&, matrix_view<T>,
-                  std::type_identity_t<matrix_view<const T>>, const update_context<T>&, int) const {
-  }
-  template <Backend B, class T>
-  void adopt(B&, const std::array<std::span<T>, 1>&, matrix_view<T>, const update_context<T>&,
-             int) const {}
-};
 
 // Steps along the mean of the sites' gradients, in every step, then meets in two rounds: the first
 // halves the distance from a second state to the parameter, the second averages it.

@@ -5,7 +5,8 @@
 #include <optional>
 
 #include "mfsdp/collective/mpi.hpp"
-#include "support/toy_training.hpp"
+#include "support/local_momentum.hpp"
+#include "support/site_training.hpp"
 
 namespace {
 
@@ -84,6 +85,26 @@ TEST_CASE("a mesh of processes equals a plain loop bit for bit") {
                               .max_norm = max_norm};
       job.run([&](auto comm) { train_on(mfsdp::make_mesh(comm, shard_ranks), how); });
     }
+  }
+}
+
+TEST_CASE("sites of processes equal a plain loop over sites bit for bit") {
+  if (job.size() == 1) return;
+  using mfsdp_test::local_momentum;
+  const mfsdp::mixed rules{local_momentum<true>{}, local_momentum<false>{}};
+  for (const int first : {1, job.size() / 2, job.size() - 1}) {
+    CAPTURE(first);
+    const std::vector<int> ranks{first, job.size() - first};
+    const toy::site_settings how{.ranks = ranks, .parts = ranks};
+    const auto expected = toy::run_plain_sites(toy::odd_spec(), rules, how);
+    job.run([&](auto comm) {
+      mfsdp::sharded_model model{toy::odd_spec(), mfsdp::make_sites(comm, ranks),
+                                 mfsdp::owner_placement{}, rules};
+      model.initialize(toy::initialize);
+      toy::train_site(model, how);
+      CHECK(toy::read_parameters(model) == expected[static_cast<std::size_t>(model.site())]);
+      CHECK(model.moved(mfsdp::phase::step) == mfsdp::traffic{});
+    });
   }
 }
 

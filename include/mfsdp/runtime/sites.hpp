@@ -133,7 +133,7 @@ class site_exchange {
       std::vector<const own_part*> held;
       for (const own_part& part : parts_) {
         if (part.group != g) continue;
-        const std::span<const float> all = values(part.segment);
+        const auto all = values(part.segment);
         own.push_back(context_.backend.sum_of_squares(slice(all, part.from, part.count)));
         held.push_back(&part);
       }
