@@ -3,6 +3,11 @@
 #pragma once
 
 #include "lordo/concepts.hpp"
+#include "lordo/diagnostics.hpp"
+#include "lordo/optimizer/averaged.hpp"
+#include "lordo/optimizer/galore.hpp"
+#include "lordo/optimizer/ldadam.hpp"
+#include "lordo/optimizer/local_steps.hpp"
 #include "lordo/optimizer/low_rank.hpp"
 #include "lordo/periods.hpp"
 #include "lordo/projector/power_step.hpp"
