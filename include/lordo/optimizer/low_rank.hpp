@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,40 +15,17 @@
 #include "lordo/optimizer/clipping.hpp"
 #include "lordo/optimizer/error_feedback.hpp"
 #include "lordo/optimizer/figures.hpp"
+#include "lordo/optimizer/low_rank_options.hpp"
+#include "lordo/optimizer/low_rank_step.hpp"
 #include "lordo/optimizer/moments.hpp"
 #include "lordo/periods.hpp"
 #include "lordo/projector/power_step.hpp"
-#include "lordo/projector/random.hpp"
-#include "lordo/projector/svd.hpp"
 #include "lordo/subspace.hpp"
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace lordo::inline MFSDP_ABI {
-
-// Where the basis of a site comes from.
-enum class basis_source {
-  global,  // all sites share one, of their mean pseudo-gradient, from sync to sync
-  local,   // each has its own, of its gradient at the first step of a round
-};
-
-// What the full-rank term is made of.
-enum class full_rank_term {
-  gradient,   // the clipped gradient
-  residual,   // what the basis leaves out of it
-  projected,  // what the basis keeps of it, feedback included: nothing outside the subspace
-};
-
-enum class first_basis {
-  gradient,  // singular vectors of the mean first gradient (local: of a site's own)
-  random,    // drawn, the same on all sites: no exchange and no decomposition at the start
-};
-
-enum class decay_source {
-  anchor,     // X <- X - lr wd X_a: the same on all sites and known at the sync
-  parameter,  // X <- (1 - lr wd) X
-};
 
 // LoRDO on a matrix X (p x q) with gradient G and an orthonormal basis of rank r (subspace.hpp;
 // left side here). Step t of a site:
@@ -109,6 +85,7 @@ struct low_rank {
   static constexpr std::string_view name = Moments::rule;
   static constexpr bool whole_matrix = true;
   static constexpr bool squares_gradient = true;
+  static constexpr bool has_second_moment = Moments::has_second;
   static constexpr int rounds_before_update = 1;  // for the first basis
   static constexpr int rounds_after_update = 1;
 
@@ -152,7 +129,7 @@ struct low_rank {
         "{} decay {} {} periods {}",
         name, rank, learning_rate, static_cast<int>(variant), omega, mu,
         static_cast<int>(full_term), moments.options(), projector.options(), clip.options(),
-        static_cast<int>(error_rule()), feedback_decay, static_cast<int>(first), weight_decay,
+        static_cast<int>(feedback_in_use()), feedback_decay, static_cast<int>(first), weight_decay,
         static_cast<int>(decay_from), periods.options());
   }
 
@@ -165,8 +142,8 @@ struct low_rank {
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     if (full_size(shape)) return moments.flops(shape) + 4 * shape.elements();
     const matrix_shape low = projected_shape(shape, rank);
-    const index_t products =
-        2 + (feeds_back() ? 2 : 0) + (full_term == full_rank_term::residual ? 1 : 0);
+    const index_t products = 2 + (feedback_in_use() != error_feedback::none ? 2 : 0) +
+                             (full_term == full_rank_term::residual ? 1 : 0);
     const index_t change = projector.flops(shape, rank) +
                            2 * rank * basis_shape(shape, rank).elements() +
                            4 * rank * low.elements() + 3 * shape.elements();
@@ -178,49 +155,26 @@ struct low_rank {
   [[nodiscard]] constexpr std::array<mfsdp::state_spec, 7> states(matrix_shape shape) const {
     const bool full = full_size(shape);
     const index_t low = full ? shape.elements() : projected_shape(shape, rank).elements();
-    return {{{"basis", full ? 0 : basis_shape(shape, rank).elements(), true},
-             {"first_moment", low, true},
-             {"second_moment", Moments::has_second ? low : 0, true},
-             {"anchor", has_anchor(shape) ? shape.elements() : 0, true},
-             {"error", !full && feeds_back() ? shape.elements() : 0, true},
-             {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
-             {"figures", full ? 0 : static_cast<index_t>(figure::count), true}}};
+    return {
+        {{"basis", full ? 0 : basis_shape(shape, rank).elements(), true},
+         {"first_moment", low, true},
+         {"second_moment", has_second_moment ? low : 0, true},
+         {"anchor", has_anchor(shape) ? shape.elements() : 0, true},
+         {"error", !full && feedback_in_use() != error_feedback::none ? shape.elements() : 0, true},
+         {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
+         {"figures", full ? 0 : static_cast<index_t>(figure::count), true}}};
   }
 
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
-    const auto part = [](index_t elements) { return mfsdp::detail::workspace_part(elements); };
-    const index_t whole = part(shape.elements());
-    if (full_size(shape)) return 2 * whole + moments.workspace_size(shape);
-    const matrix_shape low = projected_shape(shape, rank);
-    const index_t step =
-        std::max(moments.workspace_size(low), 2 * part(std::max(shape.rows, shape.cols)));
-    const index_t search =
-        std::max(projector.workspace_size(shape, rank), svd{}.workspace_size(shape, rank));
-    const index_t change = part(basis_shape(shape, rank).elements()) + part(rank * rank) +
-                           std::max(search, rotation_workspace(low, rank));
-    return 2 * whole + 2 * part(low.elements()) + std::max(step, change);
-  }
-
-  template <mfsdp::DecomposingBackend B, class T>
-  void start(B& backend, const state_array<T>& states, matrix_view<T> parameter,
-             const mfsdp::update_context<T>& context) const {
-    if (full_size(parameter.shape())) return;
-    if (has_anchor(parameter.shape())) backend.copy(parameter.flat(), states[anchor]);
-    const matrix_view<T> b(states[basis].data(), basis_shape(parameter.shape(), rank));
-    const basis_draw draw{.item = context.item, .step = 0};
-    random_projection{}.basis(backend, {}, draw, {}, b);
-    if constexpr (!P::needs_signal) {
-      const scratch<T> s = cut(parameter.shape(), context.workspace);
-      find_basis(backend, projector, states, {}, draw, s);
-      backend.copy(s.new_basis.flat(), b.flat());
-    }
+    if (!full_size(shape)) return detail::low_rank_scratch<float>::size(*this, shape);
+    return 2 * mfsdp::detail::workspace_part(shape.elements()) + moments.workspace_size(shape);
   }
 
   [[nodiscard]] constexpr std::array<bool, 8> exchanges(matrix_shape shape,
                                                         mfsdp::exchange_round round) const {
     std::array<bool, 8> flags{};
     if (round.round == 0) {
-      flags[1 + anchor] = has_anchor(shape) && first == first_basis::gradient && round.step == 1;
+      flags[1 + anchor] = has_anchor(shape) && decomposes_first_gradient() && round.step == 1;
       return flags;
     }
     flags[0] = periods.parameters_due(round.step, round.item);
@@ -228,9 +182,16 @@ struct low_rank {
     if (variant == basis_source::global || full_size(shape)) {
       flags[1 + first_moment] = periods.first_moment_due(round.step, round.item);
       flags[1 + second_moment] =
-          Moments::has_second && periods.second_moment_due(round.step, round.item);
+          has_second_moment && periods.second_moment_due(round.step, round.item);
     }
     return flags;
+  }
+
+  template <mfsdp::DecomposingBackend B, class T>
+  void start(B& backend, const state_array<T>& states, matrix_view<T> parameter,
+             const mfsdp::update_context<T>& context) const {
+    if (full_size(parameter.shape())) return;
+    detail::low_rank_step(*this, backend, states, parameter, context).start();
   }
 
   template <mfsdp::DecomposingBackend B, class T>
@@ -243,34 +204,14 @@ struct low_rank {
   template <mfsdp::DecomposingBackend B, class T>
   void adopt(B& backend, const state_array<T>& states, matrix_view<T> parameter,
              const mfsdp::update_context<T>& context, int round) const {
-    const matrix_shape shape = parameter.shape();
+    if (full_size(parameter.shape())) return;
+    detail::low_rank_step step(*this, backend, states, parameter, context);
     if (round == 0) {
-      // The mean first gradient, in the memory of the anchor.
-      const scratch<T> s = cut(shape, context.workspace);
-      find_basis(backend, svd{}, states, {states[anchor].data(), shape}, draw_of(context), s);
-      backend.copy(s.new_basis.flat(), states[basis]);
-      backend.copy(parameter.flat(), states[anchor]);
-      return;
+      step.take_first_basis();
+    } else if (variant == basis_source::global &&
+               periods.parameters_due(context.model_step, context.item)) {
+      step.synchronize();
     }
-    if (full_size(shape) || variant == basis_source::local ||
-        !periods.parameters_due(context.model_step, context.item)) {
-      return;
-    }
-    const scratch<T> s = cut(shape, context.workspace);
-    if (has_anchor(shape)) {
-      T decayed = 0;
-      if (decays_from_anchor(shape)) {
-        backend.copy(std::span<const T>(states[decay_sum]), std::span<T>(&decayed, 1));
-        backend.fill(states[decay_sum], T(0));
-      }
-      backend.transform(
-          [decayed](auto& delta, const auto& x, const auto& a) { delta = (x - a) + decayed * a; },
-          s.gradient.flat(), std::span<const T>(parameter.flat()),
-          std::span<const T>(states[anchor]));
-      backend.copy(parameter.flat(), states[anchor]);
-    }
-    find_basis(backend, projector, states, s.gradient, draw_of(context), s);
-    change_basis(backend, states, context.model_step, s);
   }
 
   template <mfsdp::DecomposingBackend B, class T>
@@ -279,107 +220,24 @@ struct low_rank {
               const mfsdp::update_context<T>& context) const {
     static_assert(sizeof(contract::check_basis<P, B>) > 0);
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
-    const matrix_shape shape = parameter.shape();
-    if (shape.elements() == 0) return;
-    if (full_size(shape)) return update_full_size(backend, states, parameter, gradient, context);
-
-    const scratch<T> s = cut(shape, context.workspace);
-    const matrix_view<T> b(states[basis].data(), basis_shape(shape, rank));
-    const matrix_view<T> e(states[error].data(), shape);
-    detail::clip<B, T>(backend, clip, gradient.flat(), s.gradient.flat());
-    const bool opens_round = periods.parameters_due(context.model_step - 1, context.item);
-    const bool ends_round = periods.parameters_due(context.model_step, context.item);
-    if (variant == basis_source::local) own_basis(backend, states, opens_round, context, s);
-
-    project<B, T>(backend, T(1), b, s.gradient, T(0), s.low);
-    const bool residual = full_term == full_rank_term::residual && omega < 1;
-    const bool inside = full_term == full_rank_term::projected;
-    if (residual) {
-      backend.copy(s.gradient.flat(), s.other.flat());
-      lift<B, T>(backend, T(-1), b, s.low, T(1), s.other);
+    if (parameter.size() == 0) return;
+    if (full_size(parameter.shape())) {
+      update_full_size(backend, states, parameter, gradient, context);
+      return;
     }
-    const double captured = std::sqrt(backend.sum_of_squares(s.low.flat()));
-    const double whole = ends_round ? std::sqrt(backend.sum_of_squares(s.gradient.flat())) : 0;
-    if (feeds_back()) {
-      detail::feed_back<B, T>(backend, error_rule() == error_feedback::window && opens_round,
-                              error_rule() == error_feedback::decayed ? feedback_decay : 1, b,
-                              s.gradient, s.low, e, s.denominator);
-    }
-
-    const double fresh = (1 - omega) / mu;
-    const subspace_step<T> step{s.low, moment(states[first_moment], s.low.shape()),
-                                moment(states[second_moment], s.low.shape()), s.denominator,
-                                captured};
-    moments.take(backend, context.step, inside ? step_mix{omega, fresh} : step_mix{}, step, s.rest);
-
-    // The full-rank term goes where its source is not.
-    const matrix_view<T> source = residual ? s.other : s.gradient;
-    const matrix_view<T> direction = residual ? s.gradient : s.other;
-    const bool outside = !inside && omega < 1;
-    if (outside) moments.divide(backend, fresh, step, source, direction, s.rest);
-    const double low_weight = inside ? 1 : omega;
-    if (ends_round) {
-      const double full = outside ? std::sqrt(backend.sum_of_squares(direction.flat())) : 0;
-      const double low = low_weight * std::sqrt(backend.sum_of_squares(s.low.flat()));
-      detail::change_figures(backend, states[figures], [&](auto& f) {
-        f[figure::ratio] = static_cast<T>(low > 0 ? full / low : 0);
-        f[figure::captured] =
-            static_cast<T>(whole > 0 ? (captured / whole) * (captured / whole) : 0);
-      });
-    }
-    lift<B, T>(backend, static_cast<T>(low_weight), b, s.low, static_cast<T>(outside ? 1 : 0),
-               direction);
-
-    const double rate = learning_rate * context.learning_rate_scale;
-    const T by = static_cast<T>(rate * moments.scale(shape));
-    if (decays_from_anchor(shape)) {
-      const T lose = static_cast<T>(rate * weight_decay);
-      backend.transform([lose](auto& sum) { sum = sum + lose; }, states[decay_sum]);
-      backend.transform(
-          [lose, by](auto& x, const auto& a, const auto& u) { x = x - lose * a - by * u; },
-          parameter.flat(), std::span<const T>(states[anchor]),
-          std::span<const T>(direction.flat()));
-    } else {
-      take_step(backend, rate * weight_decay, by, parameter, direction);
-    }
+    detail::low_rank_step(*this, backend, states, parameter, context)
+        .update(gradient, periods.parameters_due(context.model_step - 1, context.item),
+                periods.parameters_due(context.model_step, context.item));
   }
 
- private:
-  // The workspace of every function: `rest` of update, `new_basis` and what follows of a change of
-  // basis.
-  template <class T>
-  struct scratch {
-    matrix_view<T> gradient, other, low, denominator;
-    std::span<T> rest;
-    matrix_view<T> new_basis, rotation;
-    std::span<T> search;
-  };
-
-  template <class T>
-  [[nodiscard]] scratch<T> cut(matrix_shape shape, std::span<T> workspace) const {
-    mfsdp::detail::workspace_cutter<T> cutter(workspace);
-    scratch<T> s;
-    s.gradient = cutter.take(shape);
-    s.other = cutter.take(shape);
-    s.low = cutter.take(projected_shape(shape, rank));
-    s.denominator = cutter.take(projected_shape(shape, rank));
-    s.rest = cutter.rest();
-    s.new_basis = cutter.take(basis_shape(shape, rank));
-    s.rotation = cutter.take(matrix_shape{rank, rank});
-    s.search = cutter.rest();
-    return s;
-  }
-
-  template <class T>
-  [[nodiscard]] static matrix_view<T> moment(std::span<T> state, matrix_shape shape) {
-    return state.empty() ? matrix_view<T>() : matrix_view<T>(state.data(), shape);
-  }
-
-  [[nodiscard]] constexpr error_feedback error_rule() const {
+  // What is in use if it was not given, or not needed.
+  [[nodiscard]] constexpr error_feedback feedback_in_use() const {
     return feedback.value_or(variant == basis_source::global ? error_feedback::none
                                                              : error_feedback::full);
   }
-  [[nodiscard]] constexpr bool feeds_back() const { return error_rule() != error_feedback::none; }
+  [[nodiscard]] constexpr bool decomposes_first_gradient() const {
+    return P::needs_signal && first == first_basis::gradient;
+  }
   [[nodiscard]] constexpr bool has_anchor(matrix_shape shape) const {
     return variant == basis_source::global && P::needs_signal && !full_size(shape);
   }
@@ -387,85 +245,26 @@ struct low_rank {
     return has_anchor(shape) && weight_decay > 0 && decay_from == decay_source::anchor;
   }
 
-  template <class T>
-  [[nodiscard]] static basis_draw draw_of(const mfsdp::update_context<T>& context) {
-    return {.item = context.item, .step = context.model_step};
-  }
-
-  // s.new_basis <- the basis of a signal; the old one if the signal is not finite.
-  template <class B, class Q, class T>
-  void find_basis(B& backend, const Q& from, const state_array<T>& states,
-                  std::type_identity_t<matrix_view<const T>> signal, basis_draw draw,
-                  const scratch<T>& s) const {
-    const matrix_view<const T> old(states[basis].data(), s.new_basis.shape());
-    if (!Q::needs_signal) {
-      from.basis(backend, matrix_view<const T>(), draw, old, s.new_basis, s.search);
-    } else if (std::isfinite(backend.sum_of_squares(signal.flat()))) {
-      from.basis(backend, signal, draw, old, s.new_basis, s.search);
-    } else {
-      backend.copy(old.flat(), s.new_basis.flat());
-    }
-  }
-
-  // The basis becomes s.new_basis, with the moments after t steps.
-  template <class B, class T>
-  void change_basis(B& backend, const state_array<T>& states, std::int64_t t,
-                    const scratch<T>& s) const {
-    const matrix_view<const T> old(states[basis].data(), s.new_basis.shape());
-    rotation<B, T>(backend, s.new_basis, old, s.rotation);
-    moments.rotate(backend, side_of(s.gradient.shape()), s.rotation, t,
-                   moment(states[first_moment], s.low.shape()),
-                   moment(states[second_moment], s.low.shape()), s.search);
-    backend.copy(s.new_basis.flat(), states[basis]);
-    const double kept = backend.sum_of_squares(s.rotation.flat()) / static_cast<double>(rank);
-    detail::change_figures(backend, states[figures], [&](auto& f) {
-      f[figure::movement] = static_cast<T>(std::max(0.0, 1 - kept));
-      f[figure::still] = 1 - kept < still_movement ? f[figure::still] + 1 : T(0);
-    });
-  }
-
-  // The local form: a basis of this site's own gradient and error.
-  template <class B, class T>
-  void own_basis(B& backend, const state_array<T>& states, bool opens_round,
-                 const mfsdp::update_context<T>& context, const scratch<T>& s) const {
-    const bool is_first = context.step == 1;
-    if (is_first ? !(P::needs_signal && first == first_basis::gradient) : !opens_round) return;
-    backend.copy(s.gradient.flat(), s.other.flat());
-    if (feeds_back()) {
-      backend.transform([](auto& a, const auto& e) { a = a + e; }, s.other.flat(),
-                        std::span<const T>(states[error]));
-    }
-    if (is_first) {  // no moments to rotate yet
-      find_basis(backend, svd{}, states, s.other, draw_of(context), s);
-      backend.copy(s.new_basis.flat(), states[basis]);
-    } else {
-      find_basis(backend, projector, states, s.other, draw_of(context), s);
-      change_basis(backend, states, context.step - 1, s);
-    }
-  }
-
+ private:
   template <class B, class T>
   void update_full_size(B& backend, const state_array<T>& states, matrix_view<T> parameter,
                         matrix_view<const T> gradient,
                         const mfsdp::update_context<T>& context) const {
+    const matrix_shape shape = parameter.shape();
     mfsdp::detail::workspace_cutter<T> cutter(context.workspace);
-    const matrix_view<T> g = cutter.take(parameter.shape());
-    const matrix_view<T> denominator = cutter.take(parameter.shape());
+    const matrix_view<T> g = cutter.take(shape);
+    const matrix_view<T> denominator = cutter.take(shape);
+    const matrix_view<T> first_state(states[first_moment].data(), shape);
+    const matrix_view<T> second_state(states[second_moment].data(),
+                                      has_second_moment ? shape : matrix_shape{});
     detail::clip<B, T>(backend, clip, gradient.flat(), g.flat());
     moments.take(backend, context.step, {},
-                 subspace_step<T>{g, moment(states[first_moment], g.shape()),
-                                  moment(states[second_moment], g.shape()), denominator},
-                 cutter.rest());
+                 subspace_step<T>{g, first_state, second_state, denominator}, cutter.rest());
     const double rate = learning_rate * context.learning_rate_scale;
-    take_step(backend, rate * weight_decay, static_cast<T>(rate * moments.scale(g.shape())),
-              parameter, g);
-  }
-
-  template <class B, class T>
-  static void take_step(B& backend, double decay, T by, matrix_view<T> x, matrix_view<T> u) {
-    const T keep = static_cast<T>(1 - decay);
-    backend.transform([keep, by](auto& w, const auto& d) { w = keep * w - by * d; }, x.flat(),
-                      std::span<const T>(u.flat()));
+    const T by = static_cast<T>(rate * moments.scale(shape));
+    const T keep = static_cast<T>(1 - rate * weight_decay);
+    backend.transform([keep, by](auto& x, const auto& u) { x = keep * x - by * u; },
+                      parameter.flat(), std::span<const T>(g.flat()));
   }
 };
 
