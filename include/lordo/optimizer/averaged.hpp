@@ -24,8 +24,8 @@ namespace lordo::inline MFSDP_ABI {
 // one number a weight, which is the price of an exchange that knows states only.
 // With exchange_low_rank (`averaged{.inner = mfsdp::muon{}, .exchange = {...}}`) it is PowerSGD:
 // r (rows + cols) numbers a step, in two rounds; kept are the states of the exchange instead of the
-// mean, which then takes one matrix of workspace. A rule that takes pieces, and a matrix with a side
-// of at most r, are sent whole.
+// mean, which then takes one matrix of workspace. A rule that takes pieces, and a matrix with a
+// side of at most r, are sent whole.
 //
 // A site whose gradient is unusable does not step, and differs from the others from then on.
 template <class Inner, class Exchange = exchange_full>
@@ -146,7 +146,8 @@ struct averaged {
     }
     mfsdp::update_context<T> local = context;
     local.workspace = workspace.rest();
-    inner.update(backend, detail::part<0, inner_states>(states), parameter, mean, local);
+    inner.update(backend, detail::part<0, inner_states>(states), parameter,
+                 mfsdp::matrix_view<const T>(mean), local);
   }
 
  private:

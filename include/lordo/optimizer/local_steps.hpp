@@ -38,16 +38,18 @@ namespace lordo::inline MFSDP_ABI {
 // at most r, are sent whole.
 //
 // Sends a sync: rows x cols numbers (or as above), and the elements of each moment at its period.
-// Keeps, beside the states of the inner rule: X_a if an outer momentum or the exchange needs it, and
-// the states of those two. Workspace: that of the inner rule, or one matrix if it is less.
-// A site whose gradient was unusable takes part in the sync with what it has.
+// Keeps, beside the states of the inner rule: X_a if an outer momentum or the exchange needs it,
+// and the states of those two. Workspace: that of the inner rule, or one matrix if it is less. A
+// site whose gradient was unusable takes part in the sync with what it has.
 template <class Inner, class Outer = outer_average, class Exchange = exchange_full>
 struct local_steps {
-  static_assert(mfsdp::Optimizer<Inner>,
-                "lordo: local_steps holds something that is no Optimizer; used alone, it says which "
-                "member it lacks");
-  static_assert(!mfsdp::PeriodicOptimizer<Inner>,
-                "lordo: local_steps is for optimizers that know one site, this one exchanges already");
+  static_assert(
+      mfsdp::Optimizer<Inner>,
+      "lordo: local_steps holds something that is no Optimizer; used alone, it says which "
+      "member it lacks");
+  static_assert(
+      !mfsdp::PeriodicOptimizer<Inner>,
+      "lordo: local_steps is for optimizers that know one site, this one exchanges already");
 
  private:
   static constexpr bool compresses = Exchange::low_rank && Inner::whole_matrix;
@@ -64,8 +66,8 @@ struct local_steps {
 
  public:
   Inner inner{};
-  sync_periods periods = Exchange::low_rank ? sync_periods{.first_moment = 0, .second_moment = 0}
-                                            : sync_periods{};
+  sync_periods periods =
+      Exchange::low_rank ? sync_periods{.first_moment = 0, .second_moment = 0} : sync_periods{};
   Outer outer{};
   Exchange exchange{};
 
@@ -156,11 +158,9 @@ struct local_steps {
       if (!syncs(context) || !factors(parameter.shape())) return;
       exchange.contribute(backend, exchange_part(states), parameter.shape(), context.workspace,
                           round, [&](std::span<T> a) {
-                            backend.transform(
-                                [](auto& to, const auto& x, const auto& from) {
-                                  to = to + (x - from);
-                                },
-                                a, parameter.flat(), states[anchor_at]);
+                            backend.transform([](auto& to, const auto& x,
+                                                 const auto& from) { to = to + (x - from); },
+                                              a, parameter.flat(), states[anchor_at]);
                           });
     }
   }
@@ -197,9 +197,9 @@ struct local_steps {
     }
   }
   // Whether a state of the inner rule is averaged after this step.
-  [[nodiscard]] constexpr bool moment_due(
-      const std::array<mfsdp::state_spec, inner_states>& all, std::string_view state,
-      mfsdp::exchange_round round) const {
+  [[nodiscard]] constexpr bool moment_due(const std::array<mfsdp::state_spec, inner_states>& all,
+                                          std::string_view state,
+                                          mfsdp::exchange_round round) const {
     if (state.ends_with("momentum") || state.ends_with("first_moment")) {
       return periods.first_moment_due(round.step, round.item);
     }

@@ -1,4 +1,5 @@
-// What optimizers around another optimizer share: a word in front of its name, states after its own.
+// What optimizers around another optimizer share: a word in front of its name, states after its
+// own.
 #pragma once
 
 #include <algorithm>
