@@ -3,7 +3,13 @@
 #pragma once
 
 #include "lordo/concepts.hpp"
+#include "lordo/optimizer/averaged.hpp"
+#include "lordo/optimizer/exchange.hpp"
+#include "lordo/optimizer/galore.hpp"
+#include "lordo/optimizer/ldadam.hpp"
+#include "lordo/optimizer/local_steps.hpp"
 #include "lordo/optimizer/low_rank.hpp"
+#include "lordo/optimizer/outer.hpp"
 #include "lordo/periods.hpp"
 #include "lordo/projector/power_step.hpp"
 #include "lordo/projector/random.hpp"

@@ -75,9 +75,9 @@ struct averaged {
     const std::array<mfsdp::state_spec, 1> mean{
         {{"mean_gradient", factors(shape) ? 0 : shape.elements(), true}}};
     if constexpr (compresses) {
-      return detail::joined(inner.states(shape), mean, exchange.states(shape));
+      return detail::joined(detail::exact_states(inner, shape), mean, exchange.states(shape));
     } else {
-      return detail::joined(inner.states(shape), mean);
+      return detail::joined(detail::exact_states(inner, shape), mean);
     }
   }
   [[nodiscard]] constexpr mfsdp::index_t workspace_size(mfsdp::matrix_shape shape) const {

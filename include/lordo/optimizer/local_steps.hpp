@@ -100,7 +100,8 @@ struct local_steps {
       const bool used = Outer::needs_anchor || factors(shape);
       anchor[0] = {"anchor", used ? shape.elements() : 0, true};
     }
-    const auto local = detail::joined(inner.states(shape), anchor, outer.states(shape));
+    const auto local =
+        detail::joined(detail::exact_states(inner, shape), anchor, outer.states(shape));
     if constexpr (compresses) {
       return detail::joined(local, exchange.states(shape));
     } else {

@@ -1,7 +1,8 @@
-// optimizer_conformance of local_steps, apart for the sake of compile time.
+// Conformance of local_steps, apart for the sake of compile time.
 #include <doctest/doctest.h>
 
 #include "conformance/optimizer.hpp"
+#include "conformance/periodic.hpp"
 #include "lordo/optimizer/local_steps.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
 #include "mfsdp/optimizer/muon.hpp"
@@ -13,16 +14,28 @@ using lordo::local_steps;
 using lordo::outer_nesterov;
 using mfsdp_test::on_one_site;
 
-TEST_CASE("local steps conform around rules of pieces and of matrices, in every form") {
-  const exchange_low_rank by_two{.rank = 2};
-  mfsdp_test::optimizer_conformance(on_one_site{
-      local_steps{.inner = adamw{}, .periods = {.parameters = 2}, .outer = outer_nesterov{}}});
-  mfsdp_test::optimizer_conformance(on_one_site{local_steps{.inner = muon{},
-                                                            .periods = {.parameters = 2},
-                                                            .outer = outer_nesterov{},
-                                                            .exchange = by_two}});
-  mfsdp_test::optimizer_conformance(
-      on_one_site{local_steps{.inner = muon{},
-                              .periods = {.parameters = 2},
-                              .exchange = exchange_low_rank{.rank = 2, .feedback = false}}});
+namespace {
+
+const local_steps pieces{.inner = adamw{}, .periods = {.parameters = 2}, .outer = outer_nesterov{}};
+
+auto matrices(index_t rank, bool feedback) {
+  return local_steps{.inner = muon{},
+                     .periods = {.parameters = 2, .first_moment = 3},
+                     .outer = outer_nesterov{},
+                     .exchange = exchange_low_rank{.rank = rank, .feedback = feedback}};
+}
+
+}  // namespace
+
+TEST_CASE("local steps conform around rules of pieces and of matrices") {
+  mfsdp_test::optimizer_conformance(on_one_site{pieces});
+  mfsdp_test::optimizer_conformance(on_one_site{matrices(2, true)});
+  mfsdp_test::optimizer_conformance(on_one_site{matrices(2, false)});
+}
+
+TEST_CASE("sites agree after a sync of local steps, whatever they share") {
+  mfsdp_test::periodic_conformance(pieces, 6);
+  mfsdp_test::periodic_conformance(matrices(2, true), 6);
+  mfsdp_test::periodic_conformance(matrices(2, false), 6);
+  mfsdp_test::periodic_conformance(matrices(9, true), 6);
 }

@@ -51,6 +51,12 @@ static_assert(local_steps<muon, outer_nesterov>{}.states(shape)[1] ==
               state_spec{"anchor", 60, true});
 static_assert(local_steps<muon, outer_nesterov>{}.states(shape)[2] ==
               state_spec{"outer_momentum", 60, true});
+// A rule of pieces is sent whole.
+static_assert(local_steps<adamw, outer_average, exchange_low_rank>{.exchange = {.rank = 2}}
+                  .states(shape)
+                  .size() == 2);
+static_assert(local_steps<adamw, outer_average, exchange_low_rank>{.exchange = {.rank = 2}}
+                  .exchanges(shape, {32, 0, 0})[0]);
 static_assert(PeriodicOptimizer<local_steps<adamw>>);
 static_assert(ExchangesOn<local_steps<soap, outer_nesterov, exchange_low_rank>, eigen_backend>);
 
