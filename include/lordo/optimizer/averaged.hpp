@@ -45,6 +45,9 @@ struct averaged {
       exchange_at + (compresses ? exchange_low_rank::state_count : 0);
   template <class T>
   using spans = std::array<std::span<T>, all_states>;
+  template <class B>
+  static constexpr bool exchanges_on =
+      mfsdp::Backend<B> && (!compresses || mfsdp::DecomposingBackend<B>);
 
  public:
   Inner inner{};
@@ -95,8 +98,8 @@ struct averaged {
     return sent;
   }
 
-  template <mfsdp::Backend B, class T>
-    requires compresses
+  template <class B, class T>
+    requires(compresses && exchanges_on<B>)
   void start(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
     if (factors(parameter.shape())) {
@@ -104,7 +107,8 @@ struct averaged {
     }
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void contribute(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
                   std::type_identity_t<mfsdp::matrix_view<const T>> gradient,
                   const mfsdp::update_context<T>& context, int round) const {
@@ -121,7 +125,8 @@ struct averaged {
     backend.copy(gradient.flat(), states[gradient_at]);
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void adopt(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>&, int round) const {
     if constexpr (compresses) {

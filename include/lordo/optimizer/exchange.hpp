@@ -37,8 +37,8 @@ struct exchange_full {
 //   result: L^T R                    equal bits on all sites
 //
 // It is the projection of the mean of A + E to the span of L, one step of power iteration on it; so
-// mean(A + E) = L^T R + mean(E), and what is left out comes later. A zero A gives zero, and the
-// basis starts anew from unit vectors.
+// mean(A + E) = L^T R + mean(E), and what is left out comes later. A zero A gives zero, and R
+// then starts anew.
 // A matrix with a side of at most r is averaged as it is, by the rule that owns this policy.
 // Keeps r (rows + cols) numbers, and rows x cols for E.
 // Cost: 6 r rows cols + 4 r^2 (rows + cols) operations an exchange, and 2 r rows cols for the

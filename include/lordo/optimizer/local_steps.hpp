@@ -32,9 +32,10 @@ namespace lordo::inline MFSDP_ABI {
 // the second, unless the rule also keeps a basis (soap), which differs from site to site. Other
 // states stay with their site.
 //
-// Local AdamW, local Muon: the defaults. DiLoCo, MuLoCo: outer_nesterov, moments not averaged.
-// With exchange_low_rank a sync sends r (rows + cols) numbers in two rounds and moments stay with
-// their site, unless their periods are given. A rule that takes pieces, and a matrix with a side of
+// Local AdamW, local Muon: the defaults. DiLoCo, MuLoCo: outer_nesterov, and periods of 0 for the
+// moments, which stay with their site there.
+// With exchange_low_rank a sync sends r (rows + cols) numbers in two rounds, and moments stay with
+// their site unless their periods are given. A rule that takes pieces, and a matrix with a side of
 // at most r, are sent whole.
 //
 // Sends a sync: rows x cols numbers (or as above), and the elements of each moment at its period.
@@ -63,11 +64,13 @@ struct local_steps {
       exchange_at + (compresses ? exchange_low_rank::state_count : 0);
   template <class T>
   using spans = std::array<std::span<T>, all_states>;
+  template <class B>
+  static constexpr bool exchanges_on =
+      mfsdp::Backend<B> && (!compresses || mfsdp::DecomposingBackend<B>);
 
  public:
   Inner inner{};
-  sync_periods periods =
-      Exchange::low_rank ? sync_periods{.first_moment = 0, .second_moment = 0} : sync_periods{};
+  sync_periods periods{};  // of moments, with a low-rank exchange: never unless given
   Outer outer{};
   Exchange exchange{};
 
@@ -84,7 +87,7 @@ struct local_steps {
     exchange.check(name);
   }
   [[nodiscard]] std::string options() const {
-    return fmt::format("local ({}) {} {} {}", detail::options_of(inner), periods.options(),
+    return fmt::format("local ({}) {} {} {}", detail::options_of(inner), settled().options(),
                        outer.options(), exchange.options());
   }
   [[nodiscard]] constexpr mfsdp::index_t flops(mfsdp::matrix_shape shape) const {
@@ -130,8 +133,8 @@ struct local_steps {
     return sent;
   }
 
-  template <mfsdp::Backend B, class T>
-    requires anchored
+  template <class B, class T>
+    requires(anchored && exchanges_on<B>)
   void start(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
     if (states[anchor_at].empty()) return;
@@ -151,7 +154,8 @@ struct local_steps {
     inner.update(backend, detail::part<0, inner_states>(states), parameter, gradient, context);
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void contribute(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
                   std::type_identity_t<mfsdp::matrix_view<const T>>,
                   const mfsdp::update_context<T>& context, int round) const {
@@ -166,7 +170,8 @@ struct local_steps {
     }
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void adopt(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context, int round) const {
     if constexpr (anchored) {
@@ -197,17 +202,25 @@ struct local_steps {
       return false;
     }
   }
+  // The periods with nothing left open.
+  [[nodiscard]] constexpr sync_periods settled() const {
+    const std::int64_t otherwise = Exchange::low_rank ? 0 : periods.parameters;
+    sync_periods all = periods;
+    all.first_moment = periods.first_moment.value_or(otherwise);
+    all.second_moment = periods.second_moment.value_or(otherwise);
+    return all;
+  }
   // Whether a state of the inner rule is averaged after this step.
   [[nodiscard]] constexpr bool moment_due(const std::array<mfsdp::state_spec, inner_states>& all,
                                           std::string_view state,
                                           mfsdp::exchange_round round) const {
     if (state.ends_with("momentum") || state.ends_with("first_moment")) {
-      return periods.first_moment_due(round.step, round.item);
+      return settled().first_moment_due(round.step, round.item);
     }
     const bool own_basis = std::ranges::any_of(
         all, [](const mfsdp::state_spec& s) { return s.name.ends_with("basis"); });
     return state.ends_with("second_moment") && !own_basis &&
-           periods.second_moment_due(round.step, round.item);
+           settled().second_moment_due(round.step, round.item);
   }
   template <class T>
   [[nodiscard]] bool syncs(const mfsdp::update_context<T>& context) const {

@@ -1,8 +1,7 @@
-// Conformance of local_steps, apart for the sake of compile time.
+// optimizer_conformance of local_steps, apart for the sake of compile time.
 #include <doctest/doctest.h>
 
 #include "conformance/optimizer.hpp"
-#include "conformance/periodic.hpp"
 #include "lordo/optimizer/local_steps.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
 #include "mfsdp/optimizer/muon.hpp"
@@ -31,11 +30,4 @@ TEST_CASE("local steps conform around rules of pieces and of matrices") {
   mfsdp_test::optimizer_conformance(on_one_site{pieces});
   mfsdp_test::optimizer_conformance(on_one_site{matrices(2, true)});
   mfsdp_test::optimizer_conformance(on_one_site{matrices(2, false)});
-}
-
-TEST_CASE("sites agree after a sync of local steps, whatever they share") {
-  mfsdp_test::periodic_conformance(pieces, 6);
-  mfsdp_test::periodic_conformance(matrices(2, true), 6);
-  mfsdp_test::periodic_conformance(matrices(2, false), 6);
-  mfsdp_test::periodic_conformance(matrices(9, true), 6);
 }

@@ -151,9 +151,13 @@ TEST_CASE("moments in natural coordinates are averaged, bases and what stands in
   // moments unless asked for.
   CHECK(averaged_states(local_steps{
             .inner = sgd{}, .periods = every_two, .outer = outer_nesterov{}}) == names{"momentum"});
-  local_steps quiet{.inner = adamw{}, .exchange = exchange_low_rank{.rank = 2}};
-  quiet.periods.parameters = 2;
+  local_steps quiet{
+      .inner = adamw{}, .periods = {.parameters = 2}, .exchange = exchange_low_rank{.rank = 2}};
   CHECK(averaged_states(quiet).empty());
+  const std::string text = quiet.options();
+  quiet.periods.first_moment = 2;
+  CHECK(averaged_states(quiet) == names{"first_moment"});
+  CHECK(quiet.options() != text);
 }
 
 TEST_CASE("DiLoCo is the loop of its paper") {
