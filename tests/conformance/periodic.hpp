@@ -64,7 +64,7 @@ void sites_conformance(const O& rule, mfsdp::matrix_shape shape, std::int64_t st
       const auto flags = rule.exchanges(shape, {step, 0, round});
       for (std::size_t k = 0; k < flags.size(); ++k) exchanged[k] = exchanged[k] || flags[k];
     }
-    met = met || exchanged[0];
+    met = met || std::ranges::find(exchanged, true) != exchanged.end();
     for (std::size_t i = 0; i < sites; ++i) {
       if (exchanged[0]) CHECK(first.parameter(i) == first.parameter(0));
       for (std::size_t k = 0; k < states; ++k) {

@@ -24,8 +24,8 @@ namespace lordo::inline MFSDP_ABI {
 // one number a weight, which is the price of an exchange that knows states only.
 // With exchange_low_rank (`averaged{.inner = mfsdp::muon{}, .exchange = {...}}`) it is PowerSGD:
 // r (rows + cols) numbers a step, in two rounds; kept are the states of the exchange instead of the
-// mean, which then takes one matrix of workspace. A rule that takes pieces, and a matrix with a side
-// of at most r, are sent whole.
+// mean, which then takes one matrix of workspace. A rule that takes pieces, and a matrix with a
+// side of at most r, are sent whole.
 //
 // A site whose gradient is unusable does not step, and differs from the others from then on.
 template <class Inner, class Exchange = exchange_full>
@@ -45,6 +45,9 @@ struct averaged {
       exchange_at + (compresses ? exchange_low_rank::state_count : 0);
   template <class T>
   using spans = std::array<std::span<T>, all_states>;
+  template <class B>
+  static constexpr bool exchanges_on =
+      mfsdp::Backend<B> && (!compresses || mfsdp::DecomposingBackend<B>);
 
  public:
   Inner inner{};
@@ -75,9 +78,9 @@ struct averaged {
     const std::array<mfsdp::state_spec, 1> mean{
         {{"mean_gradient", factors(shape) ? 0 : shape.elements(), true}}};
     if constexpr (compresses) {
-      return detail::joined(inner.states(shape), mean, exchange.states(shape));
+      return detail::joined(detail::exact_states(inner, shape), mean, exchange.states(shape));
     } else {
-      return detail::joined(inner.states(shape), mean);
+      return detail::joined(detail::exact_states(inner, shape), mean);
     }
   }
   [[nodiscard]] constexpr mfsdp::index_t workspace_size(mfsdp::matrix_shape shape) const {
@@ -95,8 +98,8 @@ struct averaged {
     return sent;
   }
 
-  template <mfsdp::Backend B, class T>
-    requires compresses
+  template <class B, class T>
+    requires(compresses && exchanges_on<B>)
   void start(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
     if (factors(parameter.shape())) {
@@ -104,7 +107,8 @@ struct averaged {
     }
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void contribute(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
                   std::type_identity_t<mfsdp::matrix_view<const T>> gradient,
                   const mfsdp::update_context<T>& context, int round) const {
@@ -121,7 +125,8 @@ struct averaged {
     backend.copy(gradient.flat(), states[gradient_at]);
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void adopt(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>&, int round) const {
     if constexpr (compresses) {
@@ -146,7 +151,8 @@ struct averaged {
     }
     mfsdp::update_context<T> local = context;
     local.workspace = workspace.rest();
-    inner.update(backend, detail::part<0, inner_states>(states), parameter, mean, local);
+    inner.update(backend, detail::part<0, inner_states>(states), parameter,
+                 mfsdp::matrix_view<const T>(mean), local);
   }
 
  private:

@@ -37,13 +37,13 @@ struct exchange_full {
 //   result: L^T R                    equal bits on all sites
 //
 // It is the projection of the mean of A + E to the span of L, one step of power iteration on it; so
-// mean(A + E) = L^T R + mean(E), and what is left out comes later. A zero A gives zero, and the
-// basis starts anew from unit vectors.
+// mean(A + E) = L^T R + mean(E), and what is left out comes later. A zero A gives zero, and R
+// then starts anew.
 // A matrix with a side of at most r is averaged as it is, by the rule that owns this policy.
 // Keeps r (rows + cols) numbers, and rows x cols for E.
-// Cost: 6 r rows cols + 4 r^2 (rows + cols) operations an exchange, and 2 r rows cols for the result.
-// Source: PowerSGD (Vogels et al., arXiv 1905.13727), algorithms 1 and 2, with R orthonormalised
-// too, which changes nothing but the size of its numbers.
+// Cost: 6 r rows cols + 4 r^2 (rows + cols) operations an exchange, and 2 r rows cols for the
+// result. Source: PowerSGD (Vogels et al., arXiv 1905.13727), algorithms 1 and 2, with R
+// orthonormalised too, which changes nothing but the size of its numbers.
 struct exchange_low_rank {
   mfsdp::index_t rank = 0;  // r; must be given
   bool feedback = true;     // whether E is kept

@@ -42,8 +42,10 @@ namespace lordo::inline MFSDP_ABI {
 // one projected.
 // Source: Zhao et al., arXiv 2403.03507; github.com/jiaweizzhao/GaLore, whose defaults these are
 // but for the rank.
-template <Projector P = svd>
+template <class P = svd>
 struct galore {
+  static_assert(sizeof(contract::check_projector<P>) > 0);
+
   index_t rank = 0;  // r; must be given
   double learning_rate = 0.01;
   double beta1 = 0.9;

@@ -42,8 +42,10 @@ namespace lordo::inline MFSDP_ABI {
 // exchange to the update. Without feedback E = 0, and the place is kept for G. Cost: 12 p q r
 // operations and those of the projector; workspace of one matrix. Source: Robert et al., arXiv
 // 2410.16103; github.com/IST-DASLab/LDAdam, whose defaults these are.
-template <Projector P = power_step>
+template <class P = power_step>
 struct ldadam {
+  static_assert(sizeof(contract::check_projector<P>) > 0);
+
   index_t rank = 16;  // r
   double learning_rate = 1e-3;
   double beta1 = 0.908;

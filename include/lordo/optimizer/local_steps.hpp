@@ -32,22 +32,25 @@ namespace lordo::inline MFSDP_ABI {
 // the second, unless the rule also keeps a basis (soap), which differs from site to site. Other
 // states stay with their site.
 //
-// Local AdamW, local Muon: the defaults. DiLoCo, MuLoCo: outer_nesterov, moments not averaged.
-// With exchange_low_rank a sync sends r (rows + cols) numbers in two rounds and moments stay with
-// their site, unless their periods are given. A rule that takes pieces, and a matrix with a side of
+// Local AdamW, local Muon: the defaults. DiLoCo, MuLoCo: outer_nesterov, and periods of 0 for the
+// moments, which stay with their site there.
+// With exchange_low_rank a sync sends r (rows + cols) numbers in two rounds, and moments stay with
+// their site unless their periods are given. A rule that takes pieces, and a matrix with a side of
 // at most r, are sent whole.
 //
 // Sends a sync: rows x cols numbers (or as above), and the elements of each moment at its period.
-// Keeps, beside the states of the inner rule: X_a if an outer momentum or the exchange needs it, and
-// the states of those two. Workspace: that of the inner rule, or one matrix if it is less.
-// A site whose gradient was unusable takes part in the sync with what it has.
+// Keeps, beside the states of the inner rule: X_a if an outer momentum or the exchange needs it,
+// and the states of those two. Workspace: that of the inner rule, or one matrix if it is less. A
+// site whose gradient was unusable takes part in the sync with what it has.
 template <class Inner, class Outer = outer_average, class Exchange = exchange_full>
 struct local_steps {
-  static_assert(mfsdp::Optimizer<Inner>,
-                "lordo: local_steps holds something that is no Optimizer; used alone, it says which "
-                "member it lacks");
-  static_assert(!mfsdp::PeriodicOptimizer<Inner>,
-                "lordo: local_steps is for optimizers that know one site, this one exchanges already");
+  static_assert(
+      mfsdp::Optimizer<Inner>,
+      "lordo: local_steps holds something that is no Optimizer; used alone, it says which "
+      "member it lacks");
+  static_assert(
+      !mfsdp::PeriodicOptimizer<Inner>,
+      "lordo: local_steps is for optimizers that know one site, this one exchanges already");
 
  private:
   static constexpr bool compresses = Exchange::low_rank && Inner::whole_matrix;
@@ -61,11 +64,13 @@ struct local_steps {
       exchange_at + (compresses ? exchange_low_rank::state_count : 0);
   template <class T>
   using spans = std::array<std::span<T>, all_states>;
+  template <class B>
+  static constexpr bool exchanges_on =
+      mfsdp::Backend<B> && (!compresses || mfsdp::DecomposingBackend<B>);
 
  public:
   Inner inner{};
-  sync_periods periods = Exchange::low_rank ? sync_periods{.first_moment = 0, .second_moment = 0}
-                                            : sync_periods{};
+  sync_periods periods{};  // of moments, with a low-rank exchange: never unless given
   Outer outer{};
   Exchange exchange{};
 
@@ -82,7 +87,7 @@ struct local_steps {
     exchange.check(name);
   }
   [[nodiscard]] std::string options() const {
-    return fmt::format("local ({}) {} {} {}", detail::options_of(inner), periods.options(),
+    return fmt::format("local ({}) {} {} {}", detail::options_of(inner), settled().options(),
                        outer.options(), exchange.options());
   }
   [[nodiscard]] constexpr mfsdp::index_t flops(mfsdp::matrix_shape shape) const {
@@ -98,7 +103,8 @@ struct local_steps {
       const bool used = Outer::needs_anchor || factors(shape);
       anchor[0] = {"anchor", used ? shape.elements() : 0, true};
     }
-    const auto local = detail::joined(inner.states(shape), anchor, outer.states(shape));
+    const auto local =
+        detail::joined(detail::exact_states(inner, shape), anchor, outer.states(shape));
     if constexpr (compresses) {
       return detail::joined(local, exchange.states(shape));
     } else {
@@ -127,8 +133,8 @@ struct local_steps {
     return sent;
   }
 
-  template <mfsdp::Backend B, class T>
-    requires anchored
+  template <class B, class T>
+    requires(anchored && exchanges_on<B>)
   void start(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
     if (states[anchor_at].empty()) return;
@@ -148,7 +154,8 @@ struct local_steps {
     inner.update(backend, detail::part<0, inner_states>(states), parameter, gradient, context);
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void contribute(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
                   std::type_identity_t<mfsdp::matrix_view<const T>>,
                   const mfsdp::update_context<T>& context, int round) const {
@@ -156,16 +163,15 @@ struct local_steps {
       if (!syncs(context) || !factors(parameter.shape())) return;
       exchange.contribute(backend, exchange_part(states), parameter.shape(), context.workspace,
                           round, [&](std::span<T> a) {
-                            backend.transform(
-                                [](auto& to, const auto& x, const auto& from) {
-                                  to = to + (x - from);
-                                },
-                                a, parameter.flat(), states[anchor_at]);
+                            backend.transform([](auto& to, const auto& x,
+                                                 const auto& from) { to = to + (x - from); },
+                                              a, parameter.flat(), states[anchor_at]);
                           });
     }
   }
 
-  template <mfsdp::Backend B, class T>
+  template <class B, class T>
+    requires exchanges_on<B>
   void adopt(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
              const mfsdp::update_context<T>& context, int round) const {
     if constexpr (anchored) {
@@ -196,17 +202,25 @@ struct local_steps {
       return false;
     }
   }
+  // The periods with nothing left open.
+  [[nodiscard]] constexpr sync_periods settled() const {
+    const std::int64_t otherwise = Exchange::low_rank ? 0 : periods.parameters;
+    sync_periods all = periods;
+    all.first_moment = periods.first_moment.value_or(otherwise);
+    all.second_moment = periods.second_moment.value_or(otherwise);
+    return all;
+  }
   // Whether a state of the inner rule is averaged after this step.
-  [[nodiscard]] constexpr bool moment_due(
-      const std::array<mfsdp::state_spec, inner_states>& all, std::string_view state,
-      mfsdp::exchange_round round) const {
+  [[nodiscard]] constexpr bool moment_due(const std::array<mfsdp::state_spec, inner_states>& all,
+                                          std::string_view state,
+                                          mfsdp::exchange_round round) const {
     if (state.ends_with("momentum") || state.ends_with("first_moment")) {
-      return periods.first_moment_due(round.step, round.item);
+      return settled().first_moment_due(round.step, round.item);
     }
     const bool own_basis = std::ranges::any_of(
         all, [](const mfsdp::state_spec& s) { return s.name.ends_with("basis"); });
     return state.ends_with("second_moment") && !own_basis &&
-           periods.second_moment_due(round.step, round.item);
+           settled().second_moment_due(round.step, round.item);
   }
   template <class T>
   [[nodiscard]] bool syncs(const mfsdp::update_context<T>& context) const {

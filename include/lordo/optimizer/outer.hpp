@@ -41,7 +41,8 @@ struct outer_average {
 // V is zero at the start. A rate of 1 with a momentum of 0 is outer_average but for rounding. The
 // rate is not scaled by the schedule of the inner one.
 // Keeps two numbers a weight: X_a and V. With AdamW inside it is DiLoCo (Douillard et al., arXiv
-// 2311.08105), whose rate and momentum are the defaults; with Muon inside MuLoCo (arXiv 2505.23725).
+// 2311.08105), whose rate and momentum are the defaults; with Muon inside MuLoCo (arXiv
+// 2505.23725).
 struct outer_nesterov {
   double learning_rate = 0.7;  // positive
   double momentum = 0.9;       // in [0, 1)

@@ -1,4 +1,5 @@
-// What optimizers around another optimizer share: a word in front of its name, states after its own.
+// What optimizers around another optimizer share: a word in front of its name, states after its
+// own.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "mfsdp/concepts.hpp"
 
@@ -15,7 +17,6 @@ namespace lordo::inline MFSDP_ABI::detail {
 template <std::size_t N>
 struct literal {
   std::array<char, N> text;
-  // NOLINTNEXTLINE(google-explicit-constructor): a template argument is written as "text"
   consteval literal(const char (&from)[N]) { std::copy_n(from, N, text.begin()); }
 };
 
@@ -37,6 +38,15 @@ inline constexpr std::string_view prefixed_name{prefixed_text<Prefix, O>.data(),
 template <class O>
 inline constexpr std::size_t state_count =
     std::tuple_size_v<decltype(std::declval<const O&>().states(mfsdp::matrix_shape{}))>;
+
+// The states of a rule, exact as all states are of which means are taken.
+template <class O>
+[[nodiscard]] constexpr std::array<mfsdp::state_spec, state_count<O>> exact_states(
+    const O& rule, mfsdp::matrix_shape shape) {
+  std::array<mfsdp::state_spec, state_count<O>> all = rule.states(shape);
+  for (mfsdp::state_spec& state : all) state.exact = true;
+  return all;
+}
 
 // All elements of the parts, in order.
 template <class T, std::size_t... N>

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "conformance/optimizer.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
 #include "mfsdp/optimizer/muon.hpp"
 #include "mfsdp/optimizer/sgd.hpp"
@@ -17,40 +16,24 @@
 #include "mfsdp/optimizer/soap.hpp"
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
-#include "support/site_loop.hpp"
+#include "support/site_gradients.hpp"
+#include "support/trial.hpp"
 
 using namespace mfsdp;
 using lordo::exchange_low_rank;
 using lordo::local_steps;
 using lordo::outer_average;
 using lordo::outer_nesterov;
-using mfsdp_test::on_one_site;
+using mfsdp_test::parameters_equal;
 using mfsdp_test::relative_distance;
-using mfsdp_test::site_loop;
+using mfsdp_test::site_gradient;
+using mfsdp_test::site_gradients;
+using mfsdp_test::sites_of;
 using mfsdp_test::wavy_matrix;
 
 namespace {
 
 constexpr matrix_shape shape{6, 10};
-
-// Another gradient for each site and step.
-template <class T>
-auto noise(matrix_shape of = shape) {
-  return [of](std::size_t m, std::int64_t t) {
-    const double x = static_cast<double>(t) + 0.37 * static_cast<double>(m);
-    return wavy_matrix<T>(of, 1 + 0.3 * std::sin(3.1 * x) - 0.7 * std::cos(x));
-  };
-}
-
-template <class T>
-std::vector<T> mean_of(const std::vector<std::vector<T>>& all) {
-  std::vector<T> mean = all[0];
-  for (std::size_t e = 0; e < mean.size(); ++e) {
-    for (std::size_t m = 1; m < all.size(); ++m) mean[e] += all[m][e];
-    mean[e] /= static_cast<T>(all.size());
-  }
-  return mean;
-}
 
 // Every two steps, moments as the parameter.
 constexpr lordo::sync_periods every_two{.parameters = 2, .first_moment = 2, .second_moment = 2};
@@ -68,106 +51,84 @@ static_assert(local_steps<muon, outer_nesterov>{}.states(shape)[1] ==
               state_spec{"anchor", 60, true});
 static_assert(local_steps<muon, outer_nesterov>{}.states(shape)[2] ==
               state_spec{"outer_momentum", 60, true});
+// A rule of pieces is sent whole.
+static_assert(local_steps<adamw, outer_average, exchange_low_rank>{.exchange = {.rank = 2}}
+                  .states(shape)
+                  .size() == 2);
+static_assert(local_steps<adamw, outer_average, exchange_low_rank>{.exchange = {.rank = 2}}
+                  .exchanges(shape, {32, 0, 0})[0]);
 static_assert(PeriodicOptimizer<local_steps<adamw>>);
 static_assert(ExchangesOn<local_steps<soap, outer_nesterov, exchange_low_rank>, eigen_backend>);
 
-TEST_CASE("local steps conform around rules of pieces and of matrices, in every form") {
-  const exchange_low_rank by_two{.rank = 2};
-  mfsdp_test::optimizer_conformance(on_one_site{
-      local_steps{.inner = adamw{}, .periods = every_two, .outer = outer_nesterov{}}});
-  mfsdp_test::optimizer_conformance(on_one_site{local_steps{
-      .inner = muon{}, .periods = every_two, .outer = outer_nesterov{}, .exchange = by_two}});
-  mfsdp_test::optimizer_conformance(
-      on_one_site{local_steps{.inner = muon{},
-                              .periods = every_two,
-                              .exchange = exchange_low_rank{.rank = 2, .feedback = false}}});
-}
-
 TEST_CASE("sites meet at every sync, bit for bit, and nowhere else") {
   const auto meets = [](const auto& rule) {
-    site_loop<float, std::remove_cvref_t<decltype(rule)>> sites(rule, shape,
-                                                                wavy_matrix<float>(shape), 3);
+    auto sites = sites_of<float>(rule, shape, 3);
     for (int t = 1; t <= 9; ++t) {
       CAPTURE(t);
-      sites.step(noise<float>());
-      CHECK(sites.parameters_equal() == (t % 3 == 0));
+      sites.step(site_gradients<float>(shape, 3, t));
+      CHECK(parameters_equal(sites) == (t % 3 == 0));
     }
   };
   const lordo::sync_periods three{.parameters = 3, .first_moment = 0, .second_moment = 0};
-  const exchange_low_rank by_two{.rank = 2};
   meets(local_steps{.inner = adamw{}, .periods = three});
   meets(local_steps{.inner = adamw{}, .periods = three, .outer = outer_nesterov{}});
   meets(local_steps{.inner = muon{}, .periods = three});
-  meets(local_steps{.inner = soap{}, .periods = three, .outer = outer_nesterov{}});
-  meets(local_steps{.inner = muon{}, .periods = three, .exchange = by_two});
-  meets(local_steps{
-      .inner = muon{}, .periods = three, .outer = outer_nesterov{}, .exchange = by_two});
-  meets(local_steps{.inner = muon{},
-                    .periods = three,
-                    .exchange = exchange_low_rank{.rank = 2, .feedback = false}});
+  meets(local_steps{.inner = muon{}, .periods = three, .outer = outer_nesterov{}});
 }
 
 TEST_CASE("sites with equal gradients are one site") {
   const auto same = [](const auto& rule) {
-    using rule_type = std::remove_cvref_t<decltype(rule)>;
-    site_loop<float, rule_type> many(rule, shape, wavy_matrix<float>(shape), 4);
-    site_loop<float, rule_type> single(rule, shape, wavy_matrix<float>(shape), 1);
-    for (int t = 0; t < 6; ++t) {
-      const auto gradient = [](std::size_t, std::int64_t step) {
-        return noise<float>()(0, step);
-      };
-      many.step(gradient);
-      single.step(gradient);
-      CHECK(many.parameters_equal());
+    auto many = sites_of<float>(rule, shape, 4);
+    auto single = sites_of<float>(rule, shape, 1);
+    for (int t = 1; t <= 6; ++t) {
+      const auto gradient = site_gradient<float>(shape, 0, t);
+      many.step({gradient, gradient, gradient, gradient});
+      single.step({gradient});
+      CHECK(parameters_equal(many));
       CHECK(many.parameter(0) == single.parameter(0));
     }
   };
   same(local_steps{.inner = adamw{}, .periods = every_two});
   same(local_steps{.inner = muon{}, .periods = every_two, .outer = outer_nesterov{}});
-  same(local_steps{
-      .inner = muon{}, .periods = every_two, .exchange = exchange_low_rank{.rank = 2}});
 }
 
 TEST_CASE("a plain average on one site is the inner rule, bit for bit") {
-  site_loop<float, local_steps<muon>> local(
-      local_steps{.inner = muon{}, .periods = every_two}, shape, wavy_matrix<float>(shape), 1);
-  mfsdp_test::site<float, muon> plain(muon{}, shape, wavy_matrix<float>(shape), 0);
+  auto local = sites_of<float>(local_steps{.inner = muon{}, .periods = every_two}, shape, 1);
+  mfsdp_test::trial<float, muon> plain(muon{}, shape, wavy_matrix<float>(shape));
   for (int t = 1; t <= 5; ++t) {
-    local.step(noise<float>());
-    plain.update(t, noise<float>()(0, t));
-    CHECK(std::ranges::equal(local.parameter(0), plain.parameter().flat()));
+    const auto gradient = site_gradient<float>(shape, 0, t);
+    local.step({gradient});
+    plain.step(gradient);
+    CHECK(local.parameter() == plain.parameter);
+    CHECK(local.state(0) == plain.state("momentum"));
   }
 }
 
 TEST_CASE("steps of SGD averaged at once are one site on the mean gradient") {
   // Without momentum a step is linear in the gradient.
   const sgd rule{.learning_rate = 0.1, .momentum = 0, .weight_decay = 0};
-  site_loop<double, local_steps<sgd>> sites(
-      local_steps{.inner = rule, .periods = {.parameters = 1, .first_moment = 0}}, shape,
-      wavy_matrix<double>(shape), 3);
+  auto sites = sites_of<double>(
+      local_steps{.inner = rule, .periods = {.parameters = 1, .first_moment = 0}}, shape, 3);
   mfsdp_test::one_matrix<double, sgd> one(rule, shape, wavy_matrix<double>(shape));
-  const auto gradient = noise<double>();
   for (int t = 1; t <= 4; ++t) {
-    sites.step(gradient);
-    one.update(mean_of<double>({gradient(0, t), gradient(1, t), gradient(2, t)}));
-    CHECK(relative_distance(sites.parameter(0), one.parameter) < 1e-14);
+    const auto gradients = site_gradients<double>(shape, 3, t);
+    sites.step(gradients);
+    one.update(mfsdp_test::mean_of(gradients));
+    CHECK(relative_distance(sites.parameter(), one.parameter) < 1e-14);
   }
 }
 
 TEST_CASE("moments are averaged at their own periods") {
-  const local_steps rule{
-      .inner = adamw{},
-      .periods = {.parameters = 6, .first_moment = 2, .second_moment = 3}};
-  site_loop<float, local_steps<adamw>> sites(rule, shape, wavy_matrix<float>(shape), 2);
+  const local_steps rule{.inner = adamw{},
+                         .periods = {.parameters = 6, .first_moment = 2, .second_moment = 3}};
+  auto sites = sites_of<float>(rule, shape, 2);
   for (int t = 1; t <= 6; ++t) {
     CAPTURE(t);
-    sites.step(noise<float>());
-    const auto equal = [&](std::string_view name) {
-      return sites.state(0, name) == sites.state(1, name);
-    };
-    CHECK(equal("first_moment") == (t % 2 == 0));
-    CHECK(equal("second_moment") == (t % 3 == 0));
-    CHECK(sites.sent == 60 * ((t % 6 == 0) + (t % 2 == 0) + (t % 3 == 0)));
+    const std::int64_t before = sites.exchanged();
+    sites.step(site_gradients<float>(shape, 2, t));
+    CHECK((sites.state(0, 0) == sites.state(0, 1)) == (t % 2 == 0));
+    CHECK((sites.state(1, 0) == sites.state(1, 1)) == (t % 3 == 0));
+    CHECK(sites.exchanged() - before == 60 * ((t % 6 == 0) + (t % 2 == 0) + (t % 3 == 0)));
   }
 }
 
@@ -185,37 +146,37 @@ TEST_CASE("moments in natural coordinates are averaged, bases and what stands in
   CHECK(averaged_states(local_steps{.inner = muon{}, .periods = every_two}) == names{"momentum"});
   CHECK(averaged_states(local_steps{.inner = soap{}, .periods = every_two}) ==
         names{"first_moment"});
-  CHECK(averaged_states(local_steps{.inner = shampoo{}, .periods = every_two}) ==
-        names{"graft_second_moment"});
+  CHECK(averaged_states(local_steps{.inner = shampoo{}, .periods = every_two}) == names{});
   // An outer momentum is equal everywhere and is not sent; with few numbers sent none are for
   // moments unless asked for.
-  CHECK(averaged_states(local_steps{.inner = sgd{}, .periods = every_two,
-                                    .outer = outer_nesterov{}}) == names{"momentum"});
-  local_steps quiet{.inner = adamw{}, .exchange = exchange_low_rank{.rank = 2}};
-  quiet.periods.parameters = 2;
+  CHECK(averaged_states(local_steps{
+            .inner = sgd{}, .periods = every_two, .outer = outer_nesterov{}}) == names{"momentum"});
+  local_steps quiet{
+      .inner = adamw{}, .periods = {.parameters = 2}, .exchange = exchange_low_rank{.rank = 2}};
   CHECK(averaged_states(quiet).empty());
+  const std::string text = quiet.options();
+  quiet.periods.first_moment = 2;
+  CHECK(averaged_states(quiet) == names{"first_moment"});
+  CHECK(quiet.options() != text);
 }
 
 TEST_CASE("DiLoCo is the loop of its paper") {
   const adamw inner{.learning_rate = 0.05};
   const outer_nesterov outer{.learning_rate = 0.7, .momentum = 0.9};
   const lordo::sync_periods three{.parameters = 3, .first_moment = 0, .second_moment = 0};
-  site_loop<double, local_steps<adamw, outer_nesterov>> sites(
-      local_steps{.inner = inner, .periods = three, .outer = outer}, shape,
-      wavy_matrix<double>(shape), 2);
-
+  auto sites =
+      sites_of<double>(local_steps{.inner = inner, .periods = three, .outer = outer}, shape, 2);
   std::vector<double> anchor = wavy_matrix<double>(shape);
   std::vector<double> momentum(anchor.size(), 0.0);
   std::vector<mfsdp_test::one_matrix<double, adamw>> workers(2, {inner, shape, anchor});
-  const auto gradient = noise<double>();
   for (int t = 1; t <= 12; ++t) {
-    sites.step(gradient);
-    for (std::size_t m = 0; m < 2; ++m) workers[m].update(gradient(m, t));
+    const auto gradients = site_gradients<double>(shape, 2, t);
+    sites.step(gradients);
+    for (std::size_t m = 0; m < 2; ++m) workers[m].update(gradients[m]);
     if (t % 3 == 0) {
       // Outer gradient, then torch.optim.SGD(nesterov=True) on it.
       for (std::size_t e = 0; e < anchor.size(); ++e) {
-        const double g =
-            anchor[e] - (workers[0].parameter[e] + workers[1].parameter[e]) / 2;
+        const double g = anchor[e] - (workers[0].parameter[e] + workers[1].parameter[e]) / 2;
         momentum[e] = 0.9 * momentum[e] + g;
         anchor[e] -= 0.7 * (g + 0.9 * momentum[e]);
       }
@@ -225,22 +186,21 @@ TEST_CASE("DiLoCo is the loop of its paper") {
       CHECK(relative_distance(sites.parameter(m), workers[m].parameter) < 1e-12);
     }
   }
-  CHECK(relative_distance(sites.state(1, "anchor"), anchor) < 1e-12);
+  CHECK(relative_distance(sites.state(2, 1), anchor) < 1e-12);
 }
 
 TEST_CASE("an outer rate of one without momentum is plain averaging") {
-  const auto start = wavy_matrix<double>(shape);
-  site_loop<double, local_steps<muon>> plain(
-      local_steps{.inner = muon{}, .periods = every_two}, shape, start, 3);
-  site_loop<double, local_steps<muon, outer_nesterov>> outer(
-      local_steps{.inner = muon{},
-                  .periods = every_two,
-                  .outer = outer_nesterov{.learning_rate = 1, .momentum = 0}},
-      shape, start, 3);
-  for (int t = 0; t < 8; ++t) {
-    plain.step(noise<double>());
-    outer.step(noise<double>());
-    CHECK(relative_distance(outer.parameter(0), plain.parameter(0)) < 1e-13);
+  auto plain = sites_of<double>(local_steps{.inner = adamw{}, .periods = every_two}, shape, 3);
+  auto outer =
+      sites_of<double>(local_steps{.inner = adamw{},
+                                   .periods = every_two,
+                                   .outer = outer_nesterov{.learning_rate = 1, .momentum = 0}},
+                       shape, 3);
+  for (int t = 1; t <= 8; ++t) {
+    const auto gradients = site_gradients<double>(shape, 3, t);
+    plain.step(gradients);
+    outer.step(gradients);
+    CHECK(relative_distance(outer.parameter(), plain.parameter()) < 1e-13);
   }
 }
 
@@ -257,10 +217,10 @@ TEST_CASE("stagger spreads the syncs of parameters over the steps") {
   CHECK(rule.exchanges(shape, {4, 0, 0}) == rule.exchanges(shape, {4, 3, 0}));
   // A parameter syncs at the steps of its own item.
   rule.periods.stagger = 1;
-  site_loop<float, local_steps<adamw>> sites(rule, shape, wavy_matrix<float>(shape), 2, 3);
+  auto sites = sites_of<float>(rule, shape, 2, 3);
   for (int t = 1; t <= 8; ++t) {
-    sites.step(noise<float>());
-    CHECK(sites.parameters_equal() == (t % 4 == 1));
+    sites.step(site_gradients<float>(shape, 2, t));
+    CHECK(parameters_equal(sites) == (t % 4 == 1));
   }
 }
 
