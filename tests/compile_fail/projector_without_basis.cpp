@@ -13,5 +13,4 @@ struct broken : composed<with_name, with_needs_signal, with_projector_options, w
 #endif
 };
 
-template struct lordo::contract::check_projector<broken>;
 template struct lordo::contract::check_basis<broken, archetype::backend>;

@@ -1,4 +1,5 @@
 // expect: lordo: Projector lacks 'index_t flops(matrix_shape, index_t rank) const'
+#include "lordo/optimizer/low_rank.hpp"
 #include "support/projector_archetypes.hpp"
 
 using namespace archetype;
@@ -10,5 +11,4 @@ struct broken : composed<with_name, with_needs_signal, with_projector_options,
 #endif
 };
 
-template struct lordo::contract::check_projector<broken>;
-template struct lordo::contract::check_basis<broken, archetype::backend>;
+lordo::low_rank_adam<broken> rule{.rank = 4};

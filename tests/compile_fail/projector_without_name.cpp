@@ -1,4 +1,5 @@
 // expect: lordo: Projector lacks 'static constexpr std::string_view name'
+#include "lordo/optimizer/low_rank.hpp"
 #include "support/projector_archetypes.hpp"
 
 using namespace archetype;
@@ -10,5 +11,4 @@ struct broken : composed<with_needs_signal, with_projector_options, with_project
 #endif
 };
 
-template struct lordo::contract::check_projector<broken>;
-template struct lordo::contract::check_basis<broken, archetype::backend>;
+lordo::low_rank_adam<broken> rule{.rank = 4};

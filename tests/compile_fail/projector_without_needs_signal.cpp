@@ -1,4 +1,5 @@
 // expect: lordo: Projector lacks 'static constexpr bool needs_signal'
+#include "lordo/optimizer/low_rank.hpp"
 #include "support/projector_archetypes.hpp"
 
 using namespace archetype;
@@ -10,5 +11,4 @@ struct broken : composed<with_name, with_projector_options, with_projector_flops
 #endif
 };
 
-template struct lordo::contract::check_projector<broken>;
-template struct lordo::contract::check_basis<broken, archetype::backend>;
+lordo::low_rank_adam<broken> rule{.rank = 4};

@@ -91,8 +91,8 @@ TEST_CASE("without a full-rank term no step leaves the span of the first basis")
     rule.projector.power = power;
     for (const quadratic& problem : {quadratic{}, started()}) {
       const outcome end = run(rule, problem);
-      CHECK(end.drift < 1e-11);
-      CHECK(end.rank_gap < 1e-11);
+      CHECK(end.drift < 1e-12);
+      CHECK(end.rank_gap < 1e-12);
       CHECK(end.loss > end.floor);
       CHECK(end.loss < 1.01 * end.floor);  // it does reach it
       CHECK(end.floor > 1);
@@ -161,7 +161,7 @@ TEST_CASE("the full-rank term restores exploration") {
   rule_type rule = basic(0.5);
   rule.full_term = full_rank_term::projected;
   const outcome inside = run(rule);
-  CHECK(inside.drift < 1e-11);
+  CHECK(inside.drift < 1e-12);
   CHECK(inside.loss > inside.floor);
 }
 
@@ -172,12 +172,12 @@ TEST_CASE("feedback is inert within a round and grows over rounds, in a window i
   const outcome none = run(rule);
   rule.feedback = error_feedback::full;
   const outcome full = run(rule);
-  CHECK(full.leak < 1e-11);
+  CHECK(full.leak < 1e-12);
   CHECK(full.error > 100);
   CHECK(full.loss > 10 * none.loss);
   rule.feedback = error_feedback::window;
   const outcome window = run(rule);
-  CHECK(window.leak < 1e-11);
+  CHECK(window.leak < 1e-12);
   CHECK(window.error < 0.25 * full.error);
   CHECK(window.loss < full.loss);
 }

@@ -113,3 +113,68 @@ TEST_CASE("svd resolves singular values far apart") {
   const std::vector<double> leading(u.begin(), u.begin() + 24);
   CHECK(sine(basis_of<double>(signal, shape, 3), leading, 8) < 1e-8);
 }
+
+// --------------------------------------------------------------------------- noise in the signal
+
+namespace {
+
+struct noise_study {
+  double sine = 0;         // mean over trials
+  double worst_bound = 0;  // largest sine over the bound of Wedin, where it holds
+};
+
+// The basis of S + noise / sqrt(batch), where S has singular values 1, 1/2, 1/3, ...
+noise_study study(index_t rank, double noise, double batch, unsigned trials) {
+  constexpr std::size_t n = 24;
+  std::vector<double> u = gaussian(n * n, 11), v = gaussian(n * n, 12);
+  backend.orthonormalize_rows(mfsdp::matrix_view<double>(u.data(), n, n));
+  backend.orthonormalize_rows(mfsdp::matrix_view<double>(v.data(), n, n));
+  const double r = static_cast<double>(rank);
+  const double gap = 1 / r - 1 / (r + 1);
+  noise_study result;
+  for (unsigned trial = 0; trial < trials; ++trial) {
+    std::vector<double> signal = gaussian(n * n, 100 + trial, noise / std::sqrt(batch));
+    const double size = left_singular(signal, {n, n}).values[0];
+    for (std::size_t k = 0; k < n; ++k) {
+      for (std::size_t i = 0; i < n; ++i) {
+        for (std::size_t j = 0; j < n; ++j) {
+          signal[i * n + j] += u[k * n + i] * v[k * n + j] / static_cast<double>(k + 1);
+        }
+      }
+    }
+    const std::vector<double> leading(u.begin(), u.begin() + static_cast<std::ptrdiff_t>(n) * rank);
+    const double angle = sine(basis_of<double>(signal, {n, n}, rank), leading, n);
+    result.sine += angle / trials;
+    if (gap > size) result.worst_bound = std::max(result.worst_bound, angle * (gap - size) / size);
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("noise turns the basis by less than Wedin's bound, by half at four times the batch") {
+  double before = 0;
+  for (const double batch : {1.0, 4.0, 16.0, 64.0}) {
+    CAPTURE(batch);
+    const noise_study now = study(4, 0.004, batch, 12);
+    CHECK(now.sine > 0);
+    CHECK(now.worst_bound > 0);
+    CHECK(now.worst_bound < 1);
+    if (before > 0) {
+      CHECK(before / now.sine > 1.5);
+      CHECK(before / now.sine < 2.5);
+    }
+    before = now.sine;
+  }
+}
+
+TEST_CASE("noise turns a larger basis further") {
+  double before = 0;
+  for (const index_t rank : {1, 2, 4, 8}) {
+    CAPTURE(rank);
+    const noise_study now = study(rank, 0.001, 4, 8);
+    CHECK(now.sine > 1.3 * before);
+    CHECK(now.worst_bound < 1);
+    before = now.sine;
+  }
+}
