@@ -215,12 +215,16 @@ TEST_CASE("stagger spreads the syncs of parameters over the steps") {
   }
   rule.periods.stagger = 0;
   CHECK(rule.exchanges(shape, {4, 0, 0}) == rule.exchanges(shape, {4, 3, 0}));
-  // A parameter syncs at the steps of its own item.
-  rule.periods.stagger = 1;
-  auto sites = sites_of<float>(rule, shape, 2, 3);
+  // A parameter syncs at the steps of its own item, in all that a sync does.
+  auto sites = sites_of<float>(
+      local_steps{
+          .inner = adamw{}, .periods = {.parameters = 4, .stagger = 1}, .outer = outer_nesterov{}},
+      shape, 2, 3);
   for (int t = 1; t <= 8; ++t) {
+    CAPTURE(t);
     sites.step(site_gradients<float>(shape, 2, t));
     CHECK(parameters_equal(sites) == (t % 4 == 1));
+    CHECK((sites.parameter() == sites.state(2)) == (t % 4 == 1));  // the anchor
   }
 }
 
