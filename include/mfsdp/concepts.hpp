@@ -264,8 +264,8 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //                      of the parameter; they are zero before
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
-// A site whose gradient is unusable does not count in the means before an update; a mean of no site
-// is zero. workspace_size serves all of these functions. All states are exact.
+// A site whose gradient is unusable does not contribute to the means before an update, and adopts
+// that of the others; a mean of no site is zero. workspace_size serves all of these functions. All states are exact.
 template <class O>
 concept PeriodicOptimizer =
     Optimizer<O> && contract::optimizer_rounds<O> && contract::optimizer_exchanges<O>;

@@ -43,10 +43,10 @@ class plain_sites {
     }
   }
 
-  // One step of the model. A site with an empty gradient has an unusable one: it updates nothing
-  // and does not count in the means before the update. A test may look at the sites after the
-  // updates, and when the means of a round have replaced what they are means of but are not
-  // adopted.
+  // One step of the model. A site with an empty gradient has an unusable one: it does not count in
+  // the means before the update, and updates only from such a mean. A test may look at the sites
+  // after the updates, and when the means of a round have replaced what they are means of but are
+  // not adopted.
   void step(
       const std::vector<std::vector<T>>& gradients, const std::function<void()>& updated = [] {},
       const std::function<void(int)>& averaged = [](int) {}) {
@@ -55,7 +55,8 @@ class plain_sites {
       exchange(round, gradients, averaged);
     }
     for (std::size_t i = 0; i < sites_.size(); ++i) {
-      if (gradients[i].empty()) continue;
+      constexpr bool from_mean = requires { requires O::updates_from_mean; };
+      if (gradients[i].empty() && !from_mean) continue;
       ++sites_[i].updates;
       rule_.update(backend_, spans(sites_[i]), view(sites_[i]), gradient(gradients[i]),
                    context(sites_[i]));

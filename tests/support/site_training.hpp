@@ -26,7 +26,9 @@ inline float site_derivative(float weight, std::size_t k, std::size_t position, 
 }
 
 // A schedule.
-inline double rate_scale(int step) { return 1.0 / (step + 1); }
+inline double rate_scale(int step) {
+  return 1.0 / (step + 1);
+}
 
 // The parameters of each site at the end.
 using site_outcome = std::vector<std::map<std::string, std::vector<float>>>;

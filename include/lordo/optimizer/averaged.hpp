@@ -27,7 +27,7 @@ namespace lordo::inline MFSDP_ABI {
 // mean, which then takes one matrix of workspace. A rule that takes pieces, and a matrix with a
 // side of at most r, are sent whole.
 //
-// A site whose gradient is unusable does not step, and differs from the others from then on.
+// A site whose gradient is unusable steps on the mean of the others.
 template <class Inner, class Exchange = exchange_full>
 struct averaged {
   static_assert(mfsdp::Optimizer<Inner>,
@@ -56,6 +56,7 @@ struct averaged {
   static constexpr std::string_view name = detail::prefixed_name<"averaged ", Inner>;
   static constexpr bool whole_matrix = Inner::whole_matrix;
   static constexpr bool squares_gradient = requires { requires Inner::squares_gradient; };
+  static constexpr bool updates_from_mean = true;
   static constexpr int rounds_before_update = compresses ? 2 : 1;
   static constexpr int rounds_after_update = 0;
 

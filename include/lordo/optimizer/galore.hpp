@@ -36,7 +36,7 @@ namespace lordo::inline MFSDP_ABI {
 // The basis of a square matrix is on the left; the source takes the right.
 // Before the update the mean of project(G) is formed, r max(p, q) numbers, and at a refresh that of
 // G, p q numbers; the basis is equal on all sites to the last bit, and nothing is sent for it. A
-// site whose gradient is unusable does not step, and its X differs from the others from then on.
+// site whose gradient is unusable steps on the mean of the others.
 // Keeps r (3 max(p, q) + min(p, q)) numbers, and p q for the mean gradient of a refresh.
 // Cost: 4 p q r operations, and those of the projector at a refresh; workspace of one matrix and
 // one projected.
@@ -59,6 +59,7 @@ struct galore {
   static constexpr std::string_view name = "galore";
   static constexpr bool whole_matrix = true;
   static constexpr bool squares_gradient = true;
+  static constexpr bool updates_from_mean = true;
   static constexpr int rounds_before_update = 1;
   static constexpr int rounds_after_update = 0;
 

@@ -28,20 +28,20 @@ namespace lordo::inline MFSDP_ABI {
 // p x r), S the signal of the projector:
 //
 //   A <- G + E
-//   S <- rho lift(M / (1 - b1^(t-1))) + (1 - rho) A,      at t = 1: A, whose singular vectors are
-//   B' B' <- projector(S) from B;   M', V' <- M, V in the basis B' E <- A - lift'(project'(A)) + b1
-//   / (1 - b1) (lift(M) - lift'(M'))      generalised feedback M <- b1 M' + (1 - b1) project'(A),
-//   V <- b2 V' + (1 - b2) project'(A)^2,   B <- B' X <- (1 - lr wd) X - lr lift(M / (1 - b1^t) /
-//   (sqrt(V / (1 - b2^t)) + epsilon))
+//   S <- rho lift(M / (1 - b1^(t-1))) + (1 - rho) A,   at t = 1: A, by its singular vectors
+//   B' <- projector(S) from B,   M', V' <- M, V in the basis B'
+//   E <- A - lift'(project'(A)) + b1 / (1 - b1) (lift(M) - lift'(M'))    generalised feedback
+//   M <- b1 M' + (1 - b1) project'(A),   V <- b2 V' + (1 - b2) project'(A)^2,   B <- B'
+//   X <- (1 - lr wd) X - lr lift(M / (1 - b1^t) / (sqrt(V / (1 - b2^t)) + epsilon))
 //
 // A matrix with a side of at most r takes the step of B = identity, E = 0: Adam of full size.
 // Before the update the mean of G + E, which is A, is formed: p q numbers a step, as the published
 // code sends. All states are equal on all sites to the last bit. A site whose gradient is unusable
-// does not step, and differs from the others from then on.
+// steps on the mean of the others.
 // Keeps r (2 max(p, q) + min(p, q)) numbers and p q for E, in whose place A stands from the
-// exchange to the update. Without feedback E = 0, and the place is kept for G. Cost: 12 p q r
-// operations and those of the projector; workspace of one matrix. Source: Robert et al., arXiv
-// 2410.16103; github.com/IST-DASLab/LDAdam, whose defaults these are.
+// exchange to the update. Without feedback E = 0, and the place is kept for G.
+// Cost: 12 p q r operations and those of the projector; workspace of one matrix.
+// Source: Robert et al., arXiv 2410.16103; github.com/IST-DASLab/LDAdam, whose defaults these are.
 template <class P = power_step>
 struct ldadam {
   static_assert(sizeof(contract::check_projector<P>) > 0);
@@ -59,6 +59,7 @@ struct ldadam {
   static constexpr std::string_view name = "ldadam";
   static constexpr bool whole_matrix = true;
   static constexpr bool squares_gradient = true;
+  static constexpr bool updates_from_mean = true;
   static constexpr int rounds_before_update = 1;
   static constexpr int rounds_after_update = 0;
 
