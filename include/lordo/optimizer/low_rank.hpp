@@ -54,11 +54,12 @@ namespace lordo::inline MFSDP_ABI {
 //
 // A matrix with r >= min(p, q) gets the same moments at full size: Adam (Muon) without basis,
 // feedback and full-rank term, averaged at the same periods.
-// A zero gradient only decays X and the moments; G must have squares that are finite and is never
+// A zero gradient at the first step only decays X; G must have squares that are finite and is never
 // written. Bias correction counts this site's updates, in a rotation the steps of the model, which
 // all sites know.
-// Cost: 4 p q r operations a step, with feedback 8; state r (2 q + p) numbers for Adam, r (q + p)
-// for Muon, p q more each for anchor and feedback. Sent: p q each parameter period, r q for each
+// Cost: 4 p q r operations a step, with feedback 8; workspace of two matrices and what the
+// Projector, a decomposition or Newton-Schulz ask for. State: r (2 q + p) numbers for Adam, r (q +
+// p) for Muon, p q more each for anchor and feedback. Sent: p q each parameter period, r q for each
 // moment, p q once for the first basis.
 // Source: Jovanovic et al., arXiv 2602.04396, as far as it could be read; docs/lordo.md says what
 // is theirs and what is not.
@@ -86,6 +87,7 @@ struct low_rank {
   static constexpr bool whole_matrix = true;
   static constexpr bool squares_gradient = true;
   static constexpr bool has_second_moment = Moments::has_second;
+  static constexpr bool divides_by_norm = Moments::divides_by_norm;
   static constexpr int rounds_before_update = 1;  // for the first basis
   static constexpr int rounds_after_update = 1;
 
@@ -155,14 +157,14 @@ struct low_rank {
   [[nodiscard]] constexpr std::array<mfsdp::state_spec, 7> states(matrix_shape shape) const {
     const bool full = full_size(shape);
     const index_t low = full ? shape.elements() : projected_shape(shape, rank).elements();
-    return {
-        {{"basis", full ? 0 : basis_shape(shape, rank).elements(), true},
-         {"first_moment", low, true},
-         {"second_moment", has_second_moment ? low : 0, true},
-         {"anchor", has_anchor(shape) ? shape.elements() : 0, true},
-         {"error", !full && feedback_in_use() != error_feedback::none ? shape.elements() : 0, true},
-         {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
-         {"figures", full ? 0 : static_cast<index_t>(figure::count), true}}};
+    return {{{"basis", full ? 0 : basis_shape(shape, rank).elements(), true},
+             {"first_moment", low, true},
+             {"second_moment", has_second_moment ? low : 0, true},
+             {"anchor", has_anchor(shape) ? shape.elements() : 0, true},
+             {"feedback", !full && feedback_in_use() != error_feedback::none ? shape.elements() : 0,
+              true},
+             {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
+             {"figures", full ? 0 : static_cast<index_t>(figure::count), true}}};
   }
 
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {

@@ -118,7 +118,7 @@ class low_rank_step {
     if (rule_.variant == basis_source::local) take_own_basis(opens_round);
 
     project<B, T>(backend_, T(1), basis_, gradient, T(0), low);
-    const double captured = norm(low);
+    const double captured = ends_round || Rule::divides_by_norm ? norm(low) : 0;
     const double whole = ends_round ? norm(gradient) : 0;
     const bool residual = rule_.full_term == full_rank_term::residual && rule_.omega < 1;
     if (residual) {

@@ -3,6 +3,7 @@
 // A type of moments has
 //   rule, learning_rate   the name of the rule with these moments, and its default rate
 //   has_second            whether there is a second moment
+//   divides_by_norm       whether divide() reads subspace_step::norm
 //   check(name), options(), flops(shape), workspace_size(shape)   of projected (or whole) shapes
 //   scale(shape)          what multiplies the whole update of a matrix of this shape
 //   take(...)             the moments take a gradient, which becomes a step
@@ -34,7 +35,7 @@ struct subspace_step {
   matrix_view<T> first;  // the moments; the second is empty if there is none
   matrix_view<T> second;
   matrix_view<T> denominator;  // scratch like g, kept from take() to divide()
-  double norm = 0;             // Frobenius norm of the gradient's coordinates, without feedback
+  double norm = 0;  // of the gradient's coordinates without feedback, if divide() reads it
 };
 
 // The momentum m of a step and the gradient itself enter it as momentum m + gradient g.
@@ -63,6 +64,7 @@ struct adam_moments {
   static constexpr std::string_view rule = "low_rank_adam";
   static constexpr double learning_rate = 2e-3;
   static constexpr bool has_second = true;
+  static constexpr bool divides_by_norm = false;
 
   void check(std::string_view name) const {
     for (const double beta : {beta1, beta2}) {
@@ -171,6 +173,7 @@ struct orthogonal_moments {
   static constexpr std::string_view rule = "low_rank_muon";
   static constexpr double learning_rate = 0.02;
   static constexpr bool has_second = false;
+  static constexpr bool divides_by_norm = true;
 
   void check(std::string_view name) const {
     mfsdp::detail::check_muon(name, beta1, {.orthogonalization = orthogonalization});

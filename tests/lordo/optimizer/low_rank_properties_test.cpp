@@ -393,7 +393,20 @@ TEST_CASE("figures say how the basis moves and what the terms weigh") {
   CHECK(figures[figure::movement] == doctest::Approx(1 - norm(r) * norm(r) / 2).epsilon(1e-9));
   CHECK(figures[figure::movement] > 0.01);
   CHECK(figures[figure::still] == 0);
-  CHECK(figures[figure::ratio] > 0.5);
+
+  // A residual term is orthogonal to the low-rank one, so that the step shows both.
+  rule.full_term = full_rank_term::residual;
+  auto apart = problem.make(rule);
+  problem.train(apart, 1, period - 1);
+  const std::vector<double> old = apart.state(rule_type::basis);
+  std::vector<double> step = apart.parameter();
+  problem.train(apart, period, 1);
+  for (std::size_t i = 0; i < step.size(); ++i) step[i] -= apart.parameter()[i];
+  project<mfsdp::eigen_backend, double>(backend, 1, {old.data(), 2, 8}, {step.data(), 8, 8}, 0,
+                                        matrix_view<double>(low.data(), 2, 8));
+  const double outside = std::sqrt(norm(step) * norm(step) - norm(low) * norm(low));
+  CHECK(apart.state(rule_type::figures)[figure::ratio] ==
+        doctest::Approx(outside / norm(low)).epsilon(1e-9));
 }
 
 TEST_CASE("at full size the rule is Adam") {
