@@ -99,13 +99,13 @@ inline std::vector<method> all_methods() {
   const auto parameters = [](const settings& how, const sizes& s) {
     return meetings(how) * (s.matrices + 3 * s.rest);
   };
-  const std::vector<double> for_ddp{3e-3, 6e-3, 12e-3};
-  const std::vector<double> for_local{1.5e-3, 3e-3, 6e-3};
-  const std::vector<double> for_still{6e-3, 12e-3, 25e-3};
-  const std::vector<double> for_muon{0.01, 0.02, 0.04};
+  const std::vector<double> for_adam{1.5e-3, 3e-3, 6e-3, 12e-3};
+  const std::vector<double> for_still{3e-3, 6e-3, 12e-3, 25e-3};
+  const std::vector<double> for_muon{5e-3, 0.01, 0.02, 0.04};
   return {
-      {"ddp_adam", "DDP AdamW", 6e-3, for_ddp, pair(member::ddp_adam, member::ddp_rest), each_step},
-      {"lowrank_ddp", "low-rank DDP (LDAdam, error feedback)", 6e-3, for_ddp,
+      {"ddp_adam", "DDP AdamW", 6e-3, for_adam, pair(member::ddp_adam, member::ddp_rest),
+       each_step},
+      {"lowrank_ddp", "low-rank DDP (LDAdam, error feedback)", 6e-3, for_adam,
        pair(member::ldadam, member::ddp_rest), each_step},
       {"galore_ddp", "low-rank DDP (GaLore)", 12e-3, for_still,
        pair(member::galore, member::ddp_rest),
@@ -113,11 +113,11 @@ inline std::vector<method> all_methods() {
          const double refreshes = (how.steps + galore_refresh - 1) / galore_refresh;
          return how.steps * s.rest + refreshes * s.matrices + (how.steps - refreshes) * s.longer;
        }},
-      {"local_adam", "local AdamW", 3e-3, for_local, pair(member::local_adam),
+      {"local_adam", "local AdamW", 3e-3, for_adam, pair(member::local_adam),
        [](const settings& how, const sizes& s) { return 3 * meetings(how) * s.all(); }},
-      {"diloco", "DiLoCo", 3e-3, for_local, pair(member::diloco, member::diloco_rest),
+      {"diloco", "DiLoCo", 3e-3, for_adam, pair(member::diloco, member::diloco_rest),
        [](const settings& how, const sizes& s) { return meetings(how) * s.all(); }},
-      {"lordo_local", "LoRDO local, omega 0.5, error feedback", 6e-3, for_ddp,
+      {"lordo_local", "LoRDO local, omega 0.5, error feedback", 6e-3, for_adam,
        [](const settings&, rules& all) {
          all.for_matrices = member::low_rank_svd;
          all.low_rank_svd.variant = lordo::basis_source::local;
@@ -125,8 +125,8 @@ inline std::vector<method> all_methods() {
        parameters},
       {"lordo_global_no_qhm", "LoRDO global, omega 1 (no full-rank term)", 12e-3, for_still,
        with_omega(1), global},
-      {"lordo_global", "LoRDO global, omega 0.35", 6e-3, for_ddp, with_omega(0.35), global},
-      {"lordo_residual", "LoRDO global, residual as full-rank term", 6e-3, for_ddp,
+      {"lordo_global", "LoRDO global, omega 0.35", 6e-3, for_adam, with_omega(0.35), global},
+      {"lordo_residual", "LoRDO global, residual as full-rank term", 6e-3, for_adam,
        [](const settings&, rules& all) {
          all.low_rank.full_term = lordo::full_rank_term::residual;
        },
@@ -139,7 +139,7 @@ inline std::vector<method> all_methods() {
        [](const settings& how, const sizes& s) {
          return meetings(how) * (s.matrices + 2 * s.longer + 3 * s.rest);
        }},
-      {"hybrid", "LoRDO global, 2 sites x 2 owners", 6e-3, for_ddp, with_omega(0.35), global, 2},
+      {"hybrid", "LoRDO global, 2 sites x 2 owners", 6e-3, for_adam, with_omega(0.35), global, 2},
       {"ddp_muon", "DDP Muon", 0.02, for_muon, pair(member::ddp_muon, member::ddp_rest), each_step},
       {"local_muon", "local Muon, momentum averaged", 0.02, for_muon, pair(member::local_muon),
        [](const settings& how, const sizes& s) {
