@@ -101,7 +101,7 @@ inline std::vector<method> all_methods() {
   };
   const std::vector<double> for_adam{1.5e-3, 3e-3, 6e-3, 12e-3};
   const std::vector<double> for_still{3e-3, 6e-3, 12e-3, 25e-3};
-  const std::vector<double> for_muon{5e-3, 0.01, 0.02, 0.04};
+  const std::vector<double> for_muon{5e-3, 0.01, 0.02, 0.04, 0.08};
   return {
       {"ddp_adam", "DDP AdamW", 6e-3, for_adam, pair(member::ddp_adam, member::ddp_rest),
        each_step},
