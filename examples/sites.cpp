@@ -1,6 +1,6 @@
 // Two sites of two owners each, on data of their own: every step is local to a site, and every
 // fourth the sites meet.
-// snippet: program
+// [begin program]
 #include <lordo/lordo.hpp>
 #include <mfsdp/mfsdp.hpp>
 
@@ -40,12 +40,11 @@ int main() {
       }
       model.step();
       if (world.rank() == 0) {
-        fmt::print("step {}: sent within the site {} bytes in step, to the other site {} in all\n",
-                   step, model.moved(mfsdp::phase::step).sent,
-                   model.moved(mfsdp::phase::sync).sent);
+        fmt::print("step {}: {} bytes sent by the update, {} to the other site so far\n", step,
+                   model.moved(mfsdp::phase::step).sent, model.moved(mfsdp::phase::sync).sent);
       }
     }
     if (world.rank() == 0) fmt::print("{}", lordo::to_text(lordo::describe_bases(model)));
   });
 }
-// snippet: end
+// [end program]
