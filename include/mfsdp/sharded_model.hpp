@@ -41,6 +41,9 @@ struct step_result {
   // matrix, row group or slice; of other tensors all after clip, and blocks of block_elements
   // without. After clip the same on all ranks, otherwise those of which this rank holds a part.
   std::vector<std::string_view> skipped{};
+  // Sites that were let in after this step (sharded_model::join) and count from the next one on;
+  // the same on all sites.
+  std::vector<int> joined{};
 };
 
 // One rank's part of a sharded training run.
@@ -292,7 +295,7 @@ class sharded_model {
     }
     initialized_ = false;
     parameters_.quiesce();
-    hand_over(context_.sites.admit(context_.until()));
+    admit();
     states_.join(step_);
     publish();
     initialized_ = true;
@@ -403,7 +406,7 @@ class sharded_model {
     }
     discard_gradients();
     if constexpr (elastic) {
-      if (met) hand_over(context_.sites.admit(context_.until()));
+      if (met) result.joined = admit();
     }
     context_.observe(model_event::step, "step");
     return result;
@@ -494,9 +497,11 @@ class sharded_model {
     parameters_.invalidate();
   }
 
-  // All that the sites that have just been let in need of another one.
-  void hand_over(const admission& now) {
-    const mfsdp::hand_over<context> to_joined(context_, now, sites_.buffers());
+  // Lets sites in, or has this one let in, and hands over all that they need. Returns who they are.
+  std::vector<int> admit() {
+    const admission now = context_.sites.admit(context_.until());
+    context_.book(phase::sync);
+    const hand_over<context> to_joined(context_, now, sites_.buffers());
     std::vector<std::span<float>> values;
     std::vector<std::span<compute>> frozen;
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
@@ -511,6 +516,7 @@ class sharded_model {
     to_joined.give(counts);
     to_joined.template give<float>(values);
     to_joined.template give<compute>(frozen);
+    return now.joined;
   }
 
   // Rounds to nearest where gradients are not kept as float.
