@@ -2,6 +2,11 @@
 // site only, a look at what a site is about to call, and bodies that vanish on demand.
 #pragma once
 
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <latch>
 #include <map>
@@ -16,9 +21,9 @@
 
 namespace toy {
 
-// Momentum with an anchor. Every `period` steps half of the way from the anchor is averaged, and
-// the other half stays behind as error feedback; every `momentum_period` steps momentum is
-// averaged.
+// Momentum with an anchor, and a rate that falls with the number of updates. Every `period` steps
+// half of the way from the anchor is averaged, and the other half stays behind as error feedback;
+// every `momentum_period` steps momentum is averaged.
 template <bool Whole>
 struct anchored_momentum {
   double learning_rate = 0.05;
@@ -61,7 +66,8 @@ struct anchored_momentum {
               std::type_identity_t<mfsdp::matrix_view<const T>> gradient,
               const mfsdp::update_context<T>& context) const {
     if (before_update != nullptr) (*before_update)();
-    const T rate = static_cast<T>(learning_rate * context.learning_rate_scale);
+    const double falling = 1 + 1.0 / static_cast<double>(context.step);
+    const T rate = static_cast<T>(learning_rate * context.learning_rate_scale * falling);
     backend.transform(
         [rate](auto& w, auto& m, const auto& g) {
           m = T(0.9) * m + g;
@@ -187,5 +193,76 @@ struct elastic_outcome {
 inline bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
+
+// A test that waits for no timeout.
+struct timed {
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  ~timed() { CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20)); }
+};
+
+template <class Error, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return {};
+}
+
+inline bool mentions(const std::string& text, std::string_view part) {
+  INFO(text);
+  CHECK(contains(text, part));
+  return contains(text, part);
+}
+
+// A run in which sites come. All go on until `awaited` of them are there, and six or seven steps
+// more, the last of which ends with a meeting.
+struct arrivals {
+  std::size_t awaited = 1;
+  std::mutex mutex{};
+  std::map<int, int> first_step{};  // of those who came, by seat
+  elastic_outcome outcome{};
+  std::atomic<int> steps = 0;
+
+  // What came with a step, told by everybody who was there; whether it is the last one.
+  bool is_last(const mfsdp::step_result& result) {
+    const std::unique_lock guard(mutex);
+    for (const int seat : result.joined) came(seat, static_cast<int>(result.step));
+    if (result.step > 5000) throw std::runtime_error("nobody comes");
+    if (first_step.size() < awaited) return false;
+    int last = 0;
+    for (const auto& [seat, step] : first_step) last = std::max(last, step);
+    steps = (last + 7) / 2 * 2;
+    return result.step == steps;
+  }
+
+  // With the lock.
+  void came(int seat, int step) {
+    const auto [known, fresh] = first_step.try_emplace(seat, step);
+    CHECK(known->second == step);
+  }
+
+  template <class Model>
+  void train(Model& model, int step, const std::function<void(int)>& before_step = {}) {
+    site_settings how = single_ranks(model.sites(), 0);
+    for (bool last = false; !last; ++step) {
+      if (before_step) before_step(step);
+      last = is_last(step_site(model, how, step));
+    }
+    outcome.end(model);
+  }
+
+  // A newcomer's training, from its construction on.
+  template <class Model>
+  void train_newcomer(Model& model) {
+    const auto step = static_cast<int>(model.join());
+    {
+      const std::unique_lock guard(mutex);
+      came(model.site(), step);
+    }
+    train(model, step);
+  }
+};
 
 }  // namespace toy

@@ -63,7 +63,7 @@ void pass_site(Model& model, const site_settings& how, int step) {
 template <class Model>
 mfsdp::step_result step_site(Model& model, const site_settings& how, int step) {
   pass_site(model, how, step);
-  return model.step(1.0f / static_cast<float>(step + 1));
+  return model.step(1.0 / (step + 1));
 }
 
 template <class Model>
