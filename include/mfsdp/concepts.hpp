@@ -453,9 +453,8 @@ struct admission {
 //   joins()    whether this rank is new and not let in yet. Until then it talks to nobody: its
 //              gathers return what the first ranks gave to those of equal labels and sizes before
 //              their first sum, with its own pieces among them
-//   admit(d)   an operation of all ranks that are in, which lets in who waits; of a rank that
-//   joins,
-//              the wait for it. Throws collective_error after the deadline
+//   admit(d)   an operation of all ranks that are in, which lets in who waits; for a rank that
+//              joins, the wait for that. Throws collective_error after the deadline
 template <class C>
 concept ElasticCollective = Collective<C> && requires(C c, const C& seen, deadline d) {
   { seen.joins() } -> std::same_as<bool>;

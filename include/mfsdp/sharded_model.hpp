@@ -248,8 +248,8 @@ class sharded_model {
     return context_.replicas.rank() * plan().ranks + context_.rank();
   }
   [[nodiscard]] int ranks() const { return context_.replicas.size() * plan().ranks; }
-  // This rank's site and how many there are. Each has data of its own; rank(), ranks(), sum() and
-  // clip() are of one site.
+  // This rank's site and how many there are; on an elastic axis its seat, and how many seats. Each
+  // has data of its own; rank(), ranks(), sum() and clip() are of one site.
   [[nodiscard]] int site() const { return map_.own; }
   [[nodiscard]] int sites() const { return map_.count(); }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
@@ -285,7 +285,8 @@ class sharded_model {
   // wait for that no longer than for their exchanges. Returns how many steps the model has taken;
   // from there on this site takes part like the others. Errors: usage_error if it has not come
   // later than the others; collective_error after the deadline, when all others have gone, or when
-  // the one that hands over goes: the model may then not be used.
+  // the one that hands over goes: the model may then not be used. The deadline is that of all waits
+  // (model_options.timeout) and must be longer than sites train between two meetings.
   std::int64_t join()
     requires elastic
   {
@@ -293,11 +294,12 @@ class sharded_model {
     if (!context_.sites.joins()) {
       throw usage_error("join: this site is no newcomer; call initialize");
     }
-    initialized_ = false;
     parameters_.quiesce();
+    torn_ = true;
     admit();
     states_.join(step_);
     publish();
+    torn_ = false;
     initialized_ = true;
     return step_;
   }
@@ -710,7 +712,8 @@ class sharded_model {
     if (!initialized_) throw usage_error("the parameters have no values: call initialize first");
     if (torn_) {
       throw usage_error(
-          "an exception ended a step half way; some parameters are updated and some are not");
+          "an exception ended a step or join half way; some parameters are updated and some are "
+          "not");
     }
   }
 

@@ -239,8 +239,7 @@ class elastic_board {
     }
     return fmt::format(
         "{}: a member reached its deadline waiting for seat {}, without which the others go on "
-        "after "
-        "{} ms; give it a longer timeout than the world's round_timeout",
+        "after {} ms; give it a longer timeout than the world's round_timeout",
         operation.what, missing, round_timeout_.count());
   }
 

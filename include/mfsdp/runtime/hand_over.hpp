@@ -46,8 +46,7 @@ class hand_over {
   template <class T>
   void give(const std::vector<std::span<T>>& values) const {
     if (empty_) return;
-    const index_t room =
-        std::ssize(buffers_[0]) - 1;  // the last element is 1 if the giver is there
+    const index_t room = std::ssize(buffers_[0]) - 1;  // a 1 follows if the giver is there
     for (position next{}; next.span < values.size();) {
       const position first = next;
       const index_t elements = for_each_part(values, next, room, [&](auto part, index_t at) {
