@@ -49,6 +49,28 @@ class text {
     return std::span(tokens_).subspan(training_size_);
   }
 
+  // A part of the training text, the same validation text and the same alphabet: blocks are dealt
+  // in turn, so that parts are disjoint and alike. Throws std::invalid_argument if no full block is
+  // there for each part.
+  text dealt(int part, int parts) const {
+    constexpr std::size_t block = 8192;
+    const std::size_t blocks = training_size_ / block;
+    if (blocks < static_cast<std::size_t>(parts)) {
+      throw std::invalid_argument("a text of " + std::to_string(training_size_) +
+                                  " bytes is too short for " + std::to_string(parts) + " parts");
+    }
+    text own = *this;
+    own.tokens_.clear();
+    for (auto b = static_cast<std::size_t>(part); b < blocks;
+         b += static_cast<std::size_t>(parts)) {
+      const auto from = tokens_.begin() + static_cast<std::ptrdiff_t>(b * block);
+      own.tokens_.insert(own.tokens_.end(), from, from + static_cast<std::ptrdiff_t>(block));
+    }
+    own.training_size_ = own.tokens_.size();
+    own.tokens_.insert(own.tokens_.end(), validation().begin(), validation().end());
+    return own;
+  }
+
   std::vector<std::uint8_t> encode(std::string_view bytes) const {
     std::vector<std::uint8_t> tokens;
     tokens.reserve(bytes.size());

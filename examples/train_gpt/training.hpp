@@ -124,11 +124,15 @@ std::vector<rank_account> gather(Comm& comm, const rank_account& own) {
 template <class Model>
 class trainer {
  public:
-  trainer(Model& model, const settings& how, const text& data)
+  // `schedule` is the factor on all rates in step 1, 2, ...
+  trainer(Model& model, const settings& how, const text& data,
+          std::function<double(int)> schedule = {})
       : model_(model),
         how_(how),
         data_(data),
-        schedule_({.steps = how.steps, .warmup = how.warmup, .floor = 0.1}),
+        schedule_(schedule ? std::move(schedule)
+                           : mfsdp::cosine_schedule(
+                                 {.steps = how.steps, .warmup = how.warmup, .floor = 0.1})),
         local_(how.sequences / model.plan().ranks),
         network_(how.shape, local_),
         inputs_(static_cast<std::size_t>(local_ * how.shape.context)),
@@ -152,8 +156,9 @@ class trainer {
     return model_.sum(loss) / count;
   }
 
-  // The mean loss on fixed windows of the held-out text, shared out over the ranks.
-  double validate(int windows) {
+  // The mean loss on fixed windows of the held-out text, shared out over the ranks; of several
+  // sites, each takes windows of its own.
+  double validate(int windows, int site = 0, int sites = 1) {
     const auto length = static_cast<std::size_t>(how_.shape.context);
     const int batch = how_.sequences;
     const int batches = std::max(1, windows / batch);
@@ -161,10 +166,11 @@ class trainer {
     for (int b = 0; b < batches; ++b) {
       for (int i = 0; i < local_; ++i) {
         const auto at = static_cast<std::size_t>(i) * length;
-        validation_window(
-            data_.validation(), static_cast<std::size_t>(b * batch + model_.rank() * local_ + i),
-            static_cast<std::size_t>(batches * batch), std::span(inputs_).subspan(at, length),
-            std::span(targets_).subspan(at, length));
+        const int window = (site * batches + b) * batch + model_.rank() * local_ + i;
+        validation_window(data_.validation(), static_cast<std::size_t>(window),
+                          static_cast<std::size_t>(sites * batches * batch),
+                          std::span(inputs_).subspan(at, length),
+                          std::span(targets_).subspan(at, length));
       }
       loss += forward(mfsdp::pass::evaluate, 1);
     }
@@ -244,7 +250,7 @@ class trainer {
   Model& model_;
   const settings& how_;
   const text& data_;
-  mfsdp::cosine_schedule schedule_;
+  std::function<double(int)> schedule_;
   int local_;  // sequences of this rank
   transformer<float> network_;
   std::vector<std::uint8_t> inputs_;

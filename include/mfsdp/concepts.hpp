@@ -101,11 +101,12 @@ concept RowwiseBackend =
     };
 
 //   symmetric_eigen(a, values)   replaces the symmetric a (n x n) by its eigenvectors, one in each
-//                      row, orthonormal, in the order of their eigenvalues, ascending. Reads one
+//                      row, orthonormal, in the order of their eigenvalues, ascending. The entry of
+//                      largest magnitude of each, the first on a tie, is positive. Reads one
 //                      triangle. Should be done in double; false, with a as it was, if it fails
 //   orthonormalize_rows(a)       replaces a (r x n, r <= n) by the rows that Gram-Schmidt would
-//                      give, up to sign, by a stable method; rows of a deficient matrix are
-//                      completed
+//                      give, by a stable method: no row turns against what it replaces; rows of a
+//                      deficient matrix are completed
 //   permute(a, rows, cols, b)    b(i, j) = a(rows[i], cols[j]), b apart from a; an empty list is
 //                      all in order. The lists are in host memory
 template <class B>
@@ -266,8 +267,9 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //                      only: error feedback to zero, the parameter to its anchor
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
-// A site whose gradient is unusable does not count in the means before an update; a mean of no site
-// is zero. workspace_size serves all of these functions. All states are exact.
+// A site whose gradient is unusable does not contribute to the means before an update, and adopts
+// that of the others; a mean of no site is zero. workspace_size serves all of these functions. All
+// states are exact.
 template <class O>
 concept PeriodicOptimizer =
     Optimizer<O> && contract::optimizer_rounds<O> && contract::optimizer_exchanges<O>;

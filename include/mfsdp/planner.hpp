@@ -140,17 +140,20 @@ void route_tensors(plan& p, const std::vector<bool>& whole_matrix, const Optimiz
     slot.optimizer = static_cast<int>(route);
     used[route] = true;
   }
-  if constexpr (DescribesGroups<Optimizers>) {
-    const auto groups = optimizers.groups();
-    for (std::size_t o = 0; o < matched.size(); ++o) {
-      if (!matched[o] && !groups[o].may_be_empty) {
-        throw spec_error(fmt::format(
-            "optimizer '{}' receives no tensor: none fits, or groups before it take all that do",
-            p.optimizers[o]));
-      }
+  const auto may_be_empty = [&](std::size_t o) {
+    if constexpr (DescribesGroups<Optimizers>) {
+      return optimizers.groups()[o].may_be_empty;
+    } else {
+      return !whole_matrix[o];
     }
-  }
+  };
   for (std::size_t o = 0; o < used.size(); ++o) {
+    if (may_be_empty(o)) continue;
+    if (DescribesGroups<Optimizers> && !matched[o]) {
+      throw spec_error(fmt::format(
+          "optimizer '{}' receives no tensor: none fits, or groups before it take all that do",
+          p.optimizers[o]));
+    }
     if (whole_matrix[o] && !used[o]) {
       throw spec_error(fmt::format(
           "optimizer '{}' updates whole matrices, but the model has no trainable matrix for it",

@@ -450,6 +450,12 @@ class sharded_model {
     states_.for_each_state_held(visit);
   }
 
+  // Copies what such a span views, wherever the backend keeps it, to the host.
+  template <class T>
+  void read(std::span<const T> values, std::span<T> host) {
+    context_.backend.copy(values, host);
+  }
+
   [[nodiscard]] const memory_usage& memory_in_use() const { return context_.usage; }
   [[nodiscard]] const traffic& moved(phase where) const {
     return context_.moved[static_cast<std::size_t>(where)];

@@ -8,5 +8,7 @@ using rule = mfsdp::adamw;
 using rule = mfsdp_test::local_momentum<false>;
 #endif
 
-using axes = mfsdp::mesh<mfsdp::self, mfsdp::self, mfsdp::thread_collective>;
-template class mfsdp::sharded_model<axes, mfsdp::owner_placement, rule, mfsdp::cpu_backend>;
+void train(const mfsdp::model_spec& spec, mfsdp::thread_collective world) {
+  const mfsdp::sharded_model model{spec, mfsdp::make_sites(world, {2, 2}), mfsdp::owner_placement{},
+                                   rule{}};
+}

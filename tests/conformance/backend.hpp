@@ -387,6 +387,13 @@ void decomposition_conformance(B& backend) {
                            static_cast<double>(vectors[static_cast<std::size_t>(i * n + j)]);
                   },
                   n) <= tolerance * size * static_cast<double>(n));
+        bool positive = true;  // the first entry of largest magnitude of each vector
+        for (index_t i = 0; i < n; ++i) {
+          const auto row = mfsdp::slice(std::span(vectors), i * n, n);
+          positive = positive &&
+                     *std::ranges::max_element(row, {}, [](T e) { return std::abs(e); }) > T(0);
+        }
+        CHECK(positive);
 
         // Row i of the matrix has no component along later rows of the basis.
         const std::vector<T> general = square_matrix<T>(n, rank, scale, false);
@@ -397,17 +404,23 @@ void decomposition_conformance(B& backend) {
         });
         CHECK(product_error(basis, basis, identity, n) <= tolerance);
         double beyond = 0;
+        double against = 0;  // and points to the side of its own
         for (index_t i = 0; i < n; ++i) {
-          for (index_t j = i + 1; j < n; ++j) {
+          for (index_t j = i; j < n; ++j) {
             double component = 0;
             for (index_t k = 0; k < n; ++k) {
               component += static_cast<double>(general[static_cast<std::size_t>(i * n + k)]) *
                            static_cast<double>(basis[static_cast<std::size_t>(j * n + k)]);
             }
-            beyond = std::max(beyond, std::abs(component));
+            if (i == j) {
+              against = std::max(against, -component);
+            } else {
+              beyond = std::max(beyond, std::abs(component));
+            }
           }
         }
         CHECK(beyond <= tolerance * size * static_cast<double>(n));
+        CHECK(against <= tolerance * size * static_cast<double>(n));
       }
     }
   }

@@ -44,6 +44,12 @@ class optimizer_bench {
       states_.push_back(make(state.elements));
       backend.fill(mfsdp::slice(states_.back().span(), 0, state.elements), T(0));
     }
+    if constexpr (requires(mfsdp::update_context<T> c) {
+                    optimizer.start(backend, state_views(), parameter_view(), c);
+                  }) {
+      optimizer.start(backend, state_views(), parameter_view(),
+                      mfsdp::update_context<T>{.step = 0, .workspace = scratch(T(0))});
+    }
   }
 
   std::span<T> parameter() { return mfsdp::slice(parameter_.span(), shift_, shape_.elements()); }
@@ -60,13 +66,12 @@ class optimizer_bench {
                                    std::sin(0.8 + 2.3 * x + 0.7 * static_cast<double>(step)));
     }
     const std::vector<T> before(gradient.begin(), gradient.end());
-    const auto scratch = mfsdp::slice(workspace_.span(), 0, optimizer_.workspace_size(shape_));
-    backend_.fill(scratch, workspace);
-    mfsdp::state_spans<O, T> spans;
-    for (std::size_t i = 0; i < spans.size(); ++i) spans[i] = state(i);
-    optimizer_.update(backend_, spans, mfsdp::matrix_view<T>(parameter().data(), shape_),
+    optimizer_.update(backend_, state_views(), parameter_view(),
                       mfsdp::matrix_view<const T>(gradient.data(), shape_),
-                      mfsdp::update_context<T>{step, rate, scratch});
+                      mfsdp::update_context<T>{.step = step,
+                                               .learning_rate_scale = rate,
+                                               .workspace = scratch(workspace),
+                                               .model_step = step});
     bool contained = std::ranges::equal(before, gradient) && guarded(parameter_) &&
                      guarded(gradient_) && guarded(workspace_);
     for (auto& buffer : states_) contained = contained && guarded(buffer);
@@ -76,6 +81,18 @@ class optimizer_bench {
  private:
   static constexpr mfsdp::index_t guard = 64;
   static constexpr T mark = T(12345);
+
+  mfsdp::matrix_view<T> parameter_view() { return {parameter().data(), shape_}; }
+  mfsdp::state_spans<O, T> state_views() {
+    mfsdp::state_spans<O, T> spans;
+    for (std::size_t i = 0; i < spans.size(); ++i) spans[i] = state(i);
+    return spans;
+  }
+  std::span<T> scratch(T content) {
+    const auto all = mfsdp::slice(workspace_.span(), 0, optimizer_.workspace_size(shape_));
+    backend_.fill(all, content);
+    return all;
+  }
 
   auto make(mfsdp::index_t size) const {
     auto buffer = backend_.template allocate<T>(size + guard);

@@ -29,13 +29,17 @@ inline float site_derivative(float weight, std::size_t k, std::size_t position, 
          derivative(weight, k, position, 3 * site + part, step, 0);
 }
 
+// A schedule.
+inline double rate_scale(int step) {
+  return 1.0 / (step + 1);
+}
+
 // The parameters of each site at the end.
 using site_outcome = std::vector<std::map<std::string, std::vector<float>>>;
 
-// The passes of one rank's step. Parts follow one another in the order of ranks, and of
-// micro-batches.
+// One step of a rank. Parts follow one another in the order of ranks, and of micro-batches.
 template <class Model>
-void pass_site(Model& model, const site_settings& how, int step) {
+mfsdp::step_result step_site(Model& model, const site_settings& how, int step) {
   const auto& units = model.plan().spec.units();
   const int parts = how.parts[static_cast<std::size_t>(model.site())];
   const int own = parts / model.ranks();
@@ -57,13 +61,7 @@ void pass_site(Model& model, const site_settings& how, int step) {
       gradients.reduce();
     }
   }
-}
-
-// One step of a rank's training.
-template <class Model>
-mfsdp::step_result step_site(Model& model, const site_settings& how, int step) {
-  pass_site(model, how, step);
-  return model.step(1.0 / (step + 1));
+  return model.step(rate_scale(step));
 }
 
 template <class Model>
@@ -105,8 +103,9 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
     std::size_t item;
     std::size_t offset;
     mfsdp::matrix_shape shape;
-    std::vector<std::vector<std::vector<float>>> states{};  // by site and state
-    std::vector<std::int64_t> updates{};                    // by site
+    std::vector<std::vector<mfsdp::host_buffer<float>>> states{};  // by site and state
+    std::vector<mfsdp::host_buffer<float>> weights{};              // by site
+    std::vector<std::int64_t> updates{};                           // by site
   };
   const std::size_t sites = how.ranks.size();
   const auto& tensors = spec.tensors();
@@ -129,9 +128,9 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
   const std::span<float> workspace = std::span(memory).subspan((16 - misaligned) % 16);
   const auto call = [&](part& p, std::size_t site, int step, const auto& rule, auto f) {
     mfsdp::state_spans<std::remove_cvref_t<decltype(rule)>, float> states;
-    for (std::size_t k = 0; k < states.size(); ++k) states[k] = p.states[site][k];
-    f(states, mfsdp::matrix_view<float>(weights[site][p.tensor].data() + p.offset, p.shape),
-      mfsdp::update_context<float>{p.updates[site], 1.0 / (step + 1), workspace, step + 1, p.item});
+    for (std::size_t k = 0; k < states.size(); ++k) states[k] = p.states[site][k].span();
+    f(states, mfsdp::matrix_view<float>(p.weights[site].span().data(), p.shape),
+      mfsdp::update_context<float>{p.updates[site], rate_scale(step), workspace, step + 1, p.item});
   };
 
   std::vector<part> parts;
@@ -150,8 +149,13 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
       with_rule(p, [&](const auto& rule) {
         for (std::size_t s = 0; s < sites; ++s) {
           for (const mfsdp::state_spec& state : rule.states(shape)) {
-            p.states[s].emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
+            p.states[s].emplace_back(state.elements);
+            std::ranges::fill(p.states[s].back().span(), 0.0f);
           }
+          p.weights.emplace_back(shape.elements());
+          std::ranges::copy(mfsdp::slice(std::span<const float>(weights[s][t]),
+                                         static_cast<index_t>(p.offset), shape.elements()),
+                            p.weights.back().span().begin());
           call(p, s, -1, rule, [&](const auto& states, auto parameter, auto context) {
             if constexpr (requires { rule.start(backend, states, parameter, context); }) {
               context.learning_rate_scale = 1;
@@ -194,50 +198,59 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
     }
     for (part& p : parts) {
       with_rule(p, [&]<class O>(const O& rule) {
+        std::vector<mfsdp::host_buffer<float>> own;
+        for (std::size_t s = 0; s < sites; ++s) {
+          own.emplace_back(p.shape.elements());
+          const std::span<const float> all = gradients[s][p.tensor];
+          std::ranges::copy(mfsdp::slice(all, static_cast<index_t>(p.offset), p.shape.elements()),
+                            own.back().span().begin());
+        }
         const auto gradient_of = [&](std::size_t s) {
-          return mfsdp::matrix_view<const float>(gradients[s][p.tensor].data() + p.offset, p.shape);
+          return mfsdp::matrix_view<const float>(own[s].span().data(), p.shape);
         };
         const auto present = [&](std::size_t s) { return how.present(static_cast<int>(s), step); };
         const auto usable = [&](std::size_t s) {
           return std::isfinite(backend.sum_of_squares(gradient_of(s).flat()));
         };
         const auto exchange = [&](int round, bool before) {
-          const auto exchanged = rule.exchanges(p.shape, {step + 1, p.item, round});
-          if (std::ranges::find(exchanged, true) == exchanged.end()) return;
-          for (std::size_t s = 0; s < sites; ++s) {
-            call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
-              rule.contribute(backend, states, parameter,
-                              before ? gradient_of(s) : mfsdp::matrix_view<const float>(), context,
-                              round);
-            });
-          }
-          for (std::size_t e = 0; e < exchanged.size(); ++e) {
-            if (!exchanged[e]) continue;
-            const auto spot = [&](std::size_t s) {
-              return e == 0 ? std::span(weights[s][p.tensor])
-                                  .subspan(p.offset, static_cast<std::size_t>(p.shape.elements()))
-                            : std::span(p.states[s][e - 1]);
-            };
-            for (std::size_t k = 0; k < spot(0).size(); ++k) {
-              float sum = 0;
-              int count = 0;
-              for (std::size_t s = 0; s < sites; ++s) {
-                if (!present(s) || (before && !usable(s))) continue;
-                sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
-                ++count;
-              }
-              for (std::size_t s = 0; s < sites; ++s) {
-                spot(s)[k] = sum / static_cast<float>(std::max(count, 1));
+          if constexpr (mfsdp::PeriodicOptimizer<O>) {
+            const auto exchanged = rule.exchanges(p.shape, {step + 1, p.item, round});
+            if (std::ranges::find(exchanged, true) == exchanged.end()) return;
+            for (std::size_t s = 0; s < sites; ++s) {
+              call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+                rule.contribute(backend, states, parameter,
+                                before ? gradient_of(s) : mfsdp::matrix_view<const float>(),
+                                context, round);
+              });
+            }
+            for (std::size_t e = 0; e < exchanged.size(); ++e) {
+              if (!exchanged[e]) continue;
+              const auto spot = [&](std::size_t s) {
+                return e == 0 ? p.weights[s].span() : p.states[s][e - 1].span();
+              };
+              for (std::size_t k = 0; k < spot(0).size(); ++k) {
+                float sum = 0;
+                int count = 0;
+                for (std::size_t s = 0; s < sites; ++s) {
+                  if (!present(s) || (before && !usable(s))) continue;
+                  sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
+                  ++count;
+                }
+                for (std::size_t s = 0; s < sites; ++s) {
+                  spot(s)[k] = sum / static_cast<float>(std::max(count, 1));
+                }
               }
             }
-          }
-          for (std::size_t s = 0; s < sites; ++s) {
-            call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
-              rule.adopt(backend, states, parameter, context, round);
-            });
+            for (std::size_t s = 0; s < sites; ++s) {
+              call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+                rule.adopt(backend, states, parameter, context, round);
+              });
+            }
           }
         };
-        for (int round = 0; round < O::rounds_before_update; ++round) exchange(round, true);
+        if constexpr (mfsdp::PeriodicOptimizer<O>) {
+          for (int round = 0; round < O::rounds_before_update; ++round) exchange(round, true);
+        }
         for (std::size_t s = 0; s < sites; ++s) {
           if constexpr (!requires { requires O::updates_from_mean; }) {
             if (!usable(s)) continue;
@@ -247,22 +260,29 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
             rule.update(backend, states, parameter, gradient_of(s), context);
           });
         }
-        for (int round = 0; round < O::rounds_after_update; ++round) {
-          exchange(O::rounds_before_update + round, false);
+        if constexpr (mfsdp::PeriodicOptimizer<O>) {
+          for (int round = 0; round < O::rounds_after_update; ++round) {
+            exchange(O::rounds_before_update + round, false);
+          }
         }
         for (std::size_t s = 0; s < sites; ++s) {
           if (present(s) || !how.present(static_cast<int>(s), step + 1)) continue;
           std::size_t giver = 0;
           while (!present(giver)) ++giver;
-          std::copy_n(weights[giver][p.tensor].data() + p.offset, p.shape.elements(),
-                      weights[s][p.tensor].data() + p.offset);
-          p.states[s] = p.states[giver];
+          std::ranges::copy(p.weights[giver].span(), p.weights[s].span().begin());
+          for (std::size_t k = 0; k < p.states[s].size(); ++k) {
+            std::ranges::copy(p.states[giver][k].span(), p.states[s][k].span().begin());
+          }
           p.updates[s] = p.updates[giver];
           call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
             if constexpr (requires { rule.join(backend, states, parameter, context); }) {
               rule.join(backend, states, parameter, context);
             }
           });
+        }
+        for (std::size_t s = 0; s < sites; ++s) {
+          std::ranges::copy(p.weights[s].span(),
+                            weights[s][p.tensor].begin() + static_cast<index_t>(p.offset));
         }
       });
     }

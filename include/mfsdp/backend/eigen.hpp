@@ -158,6 +158,11 @@ class eigen_backend {
     const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(vectors.template cast<double>());
     if (solver.info() != Eigen::Success || !solver.eigenvectors().allFinite()) return false;
     vectors = solver.eigenvectors().template cast<T>();
+    for (auto vector : vectors.colwise()) {
+      index_t largest = 0;
+      vector.cwiseAbs().maxCoeff(&largest);
+      if (vector[largest] < T(0)) vector = -vector;
+    }
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<T>(solver.eigenvalues()[static_cast<index_t>(i)]);
     }
@@ -174,6 +179,9 @@ class eigen_backend {
     if (largest > T(0)) transposed /= largest;  // squares of the rest neither vanish nor overflow
     const Eigen::HouseholderQR<columns> qr(transposed);
     transposed = qr.householderQ() * columns::Identity(a.cols(), a.rows());
+    for (index_t i = 0; i < a.rows(); ++i) {  // Householder leaves the signs of R's diagonal open
+      if (qr.matrixQR()(i, i) < T(0)) transposed.col(i) = -transposed.col(i);
+    }
   }
 
   template <class T>

@@ -79,15 +79,16 @@ template <class O>
 // Tensors of one role; a model need not have any, unless the optimizer updates whole matrices.
 template <class O>
 [[nodiscard]] parameter_group<O> for_role(tensor_role role, O optimizer) {
-  return {{std::string(to_string(role)), true},
+  return {{std::string(to_string(role)), !O::whole_matrix},
           [role](const tensor_spec& tensor) { return tensor.role == role; },
           std::move(optimizer)};
 }
 
-// All that no group before takes; nothing may be left.
+// All that no group before takes; nothing may be left, unless the optimizer updates whole matrices.
 template <class O>
 [[nodiscard]] parameter_group<O> for_rest(O optimizer) {
-  return {{"rest", true}, [](const tensor_spec&) { return true; }, std::move(optimizer)};
+  return {
+      {"rest", !O::whole_matrix}, [](const tensor_spec&) { return true; }, std::move(optimizer)};
 }
 
 // An OptimizerSet with one member for each group; the first group that takes a tensor has it.

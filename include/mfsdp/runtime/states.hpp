@@ -502,12 +502,14 @@ class optimizer_states {
           for (std::size_t k = 0; k < entry.states.size(); ++k) {
             if (exchanged[k + 1]) own.values.push_back(entry.states[k].exact);
           }
-          contribute.push_back([&, number](worker& by) {
-            for_each_part_of(by, optimizer, entry, before, now,
-                             [&](auto& backend, const auto&... rest) {
-                               optimizer.contribute(backend, rest..., number);
-                             });
-          });
+          // What is not usable would stay in the states; average() clears what it was to write.
+          if (own.counts)
+            contribute.push_back([&, number](worker& by) {
+              for_each_part_of(by, optimizer, entry, before, now,
+                               [&](auto& backend, const auto&... rest) {
+                                 optimizer.contribute(backend, rest..., number);
+                               });
+            });
           adopt.push_back([&, number](worker& by) {
             for_each_part_of(
                 by, optimizer, entry, false, now,

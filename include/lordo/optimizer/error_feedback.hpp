@@ -1,0 +1,44 @@
+// error_feedback: what a projection leaves out, kept for later.
+#pragma once
+
+#include <type_traits>
+
+#include "lordo/subspace.hpp"
+#include "mfsdp/concepts.hpp"
+
+namespace lordo::inline MFSDP_ABI {
+
+// With A = G + E, g = project(A) and rest = A - lift(g), what E becomes:
+enum class error_feedback {
+  none,     // there is no E
+  full,     // rest
+  window,   // rest; at the first step of a round only that of G, so that no error outlives a round
+  decayed,  // a factor times rest
+};
+
+namespace detail {
+
+// `low` holds project(g) and gets what the projection of the error adds; error <- decay rest, as
+// above, or with `drop` decay (g - lift(project(g))). `extra` is scratch of the size of low.
+template <mfsdp::Backend B, class T>
+void feed_back(B& backend, bool drop, double decay,
+               std::type_identity_t<matrix_view<const T>> basis,
+               std::type_identity_t<matrix_view<const T>> gradient, matrix_view<T> low,
+               matrix_view<T> error, matrix_view<T> extra) {
+  project<B, T>(backend, T(1), basis, error, T(0), extra);
+  const auto add = [&] {
+    backend.transform([](auto& x, const auto& y) { x = x + y; }, low.flat(),
+                      std::type_identity_t<std::span<const T>>(extra.flat()));
+  };
+  if (!drop) add();
+  const T keep = static_cast<T>(drop ? 0 : decay);
+  const T take = static_cast<T>(decay);
+  backend.transform([keep, take](auto& e, const auto& g) { e = keep * e + take * g; }, error.flat(),
+                    gradient.flat());
+  lift<B, T>(backend, static_cast<T>(-decay), basis, low, T(1), error);
+  if (drop) add();
+}
+
+}  // namespace detail
+
+}  // namespace lordo::inline MFSDP_ABI

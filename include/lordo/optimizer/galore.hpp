@@ -1,0 +1,203 @@
+// galore: Adam of low rank on the mean gradient, in a basis that stays for many steps.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "lordo/concepts.hpp"
+#include "lordo/optimizer/adam_options.hpp"
+#include "lordo/projector/random.hpp"
+#include "lordo/projector/svd.hpp"
+#include "lordo/subspace.hpp"
+#include "mfsdp/concepts.hpp"
+#include "mfsdp/error.hpp"
+#include "mfsdp/workspace.hpp"
+
+namespace lordo::inline MFSDP_ABI {
+
+// GaLore under data parallelism, on a matrix X (p x q) with mean gradient G, step t = 1, 2, ...;
+// project and lift as in subspace.hpp, M and V the moments (r x q or p x r):
+//
+//   every `refresh` steps of the model, the first included:   B <- projector(G) from B
+//   M <- b1 M + (1 - b1) project(G),   V <- b2 V + (1 - b2) project(G)^2
+//   X <- X - lr scale sqrt(1 - b2^t) / (1 - b1^t) lift(M / (sqrt(V) + epsilon))
+//   X <- (1 - lr wd) X
+//
+// The first basis are the singular vectors of G unless the projector reads no signal. The moments
+// are not turned at a refresh. Epsilon stands outside of the corrected root, as in the source.
+// A matrix with a side of at most r takes the step of B = identity: Adam of full size at lr scale.
+// The basis of a square matrix is on the left; the source takes the right.
+// Before the update the mean of project(G) is formed, r max(p, q) numbers, and at a refresh that of
+// G, p q numbers; the basis is equal on all sites to the last bit, and nothing is sent for it. A
+// site whose gradient is unusable steps on the mean of the others.
+// Keeps r (3 max(p, q) + min(p, q)) numbers, and p q for the mean gradient of a refresh.
+// Cost: 4 p q r operations, and those of the projector at a refresh; workspace of one matrix and
+// one projected.
+// Source: Zhao et al., arXiv 2403.03507; github.com/jiaweizzhao/GaLore, whose defaults these are
+// but for the rank.
+template <class P = svd>
+struct galore {
+  static_assert(sizeof(contract::check_projector<P>) > 0);
+
+  index_t rank = 0;  // r; must be given
+  double learning_rate = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-6;
+  double weight_decay = 0;
+  double scale = 0.25;
+  std::int64_t refresh = 200;  // steps a basis stays; positive
+  P projector{};
+
+  static constexpr std::string_view name = "galore";
+  static constexpr bool whole_matrix = true;
+  static constexpr bool squares_gradient = true;
+  static constexpr bool updates_from_mean = true;
+  static constexpr int rounds_before_update = 1;
+  static constexpr int rounds_after_update = 0;
+
+  void check() const {
+    detail::check_adam(name, rank, beta1, beta2, epsilon);
+    if (refresh < 1) {
+      throw mfsdp::spec_error(fmt::format(
+          "galore: refresh is {}; a basis stays for a positive number of steps", refresh));
+    }
+    detail::check_projector_options(projector);
+  }
+  [[nodiscard]] std::string options() const {
+    return fmt::format("galore {} {} {} {} {} {} {} {} ({})", rank, learning_rate, beta1, beta2,
+                       epsilon, weight_decay, scale, refresh, projector.options());
+  }
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
+    if (!low_rank(shape)) return 16 * shape.elements();
+    return (4 * rank + 4) * shape.elements() + 12 * projected_shape(shape, rank).elements() +
+           projector.flops(shape, rank) / refresh;
+  }
+  [[nodiscard]] constexpr std::array<mfsdp::state_spec, 5> states(matrix_shape shape) const {
+    const bool low = low_rank(shape);
+    const index_t projected = low ? projected_shape(shape, rank).elements() : 0;
+    const index_t moment = low ? projected : shape.elements();
+    return {{{"basis", low ? basis_shape(shape, rank).elements() : 0, true},
+             {"first_moment", moment, true},
+             {"second_moment", moment, true},
+             {"projected_gradient", projected, true},
+             {"mean_gradient", shape.elements(), true}}};
+  }
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
+    if (!low_rank(shape)) return 0;
+    const auto part = [](index_t elements) { return mfsdp::detail::workspace_part(elements); };
+    const index_t refreshing =
+        part(basis_shape(shape, rank).elements()) +
+        std::max(projector.workspace_size(shape, rank), svd{}.workspace_size(shape, rank));
+    const index_t stepping = part(shape.elements()) + part(projected_shape(shape, rank).elements());
+    return std::max(refreshing, stepping);
+  }
+
+  [[nodiscard]] constexpr std::array<bool, 6> exchanges(matrix_shape shape,
+                                                        mfsdp::exchange_round round) const {
+    const bool whole = !low_rank(shape) || refreshes(round.step);
+    return {false, false, false, false, !whole, whole};
+  }
+
+  template <mfsdp::DecomposingBackend B, class T>
+  void start(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
+             const mfsdp::update_context<T>& context) const {
+    if (!low_rank(parameter.shape())) return;
+    const matrix_view<T> basis(state[0].data(), basis_shape(parameter.shape(), rank));
+    random_projection{}.basis<B, T>(backend, {}, {.item = context.item}, {}, basis);
+  }
+
+  template <mfsdp::Backend B, class T>
+  void contribute(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
+                  std::type_identity_t<matrix_view<const T>> gradient,
+                  const mfsdp::update_context<T>& context, int) const {
+    backend.copy(gradient.flat(), state[4]);
+    if (low_rank(parameter.shape()) && !refreshes(context.model_step)) {
+      project_gradient(backend, state, parameter.shape());
+    }
+  }
+
+  template <mfsdp::DecomposingBackend B, class T>
+  void adopt(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
+             const mfsdp::update_context<T>& context, int) const {
+    const matrix_shape shape = parameter.shape();
+    if (!low_rank(shape) || !refreshes(context.model_step)) return;
+    assert(std::ssize(context.workspace) >= workspace_size(shape));
+    mfsdp::detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> next = workspace.take(basis_shape(shape, rank));
+    const matrix_view<T> basis(state[0].data(), next.shape());
+    const matrix_view<T> mean(state[4].data(), shape);
+    const basis_draw draw{context.item, context.model_step};
+    if (context.model_step == 1 && P::needs_signal) {
+      svd{}.basis<B, T>(backend, mean, draw, basis, next, workspace.rest());
+    } else {
+      projector.template basis<B, T>(backend, mean, draw, basis, next, workspace.rest());
+    }
+    backend.copy(next.flat(), basis.flat());
+    project_gradient(backend, state, shape);
+  }
+
+  template <mfsdp::Backend B, class T>
+  void update(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
+              std::type_identity_t<matrix_view<const T>>,
+              const mfsdp::update_context<T>& context) const {
+    const matrix_shape shape = parameter.shape();
+    const double t = static_cast<double>(context.step);
+    const double rate = learning_rate * context.learning_rate_scale;
+    const T by =
+        static_cast<T>(rate * scale * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)));
+    const T keep = static_cast<T>(1 - rate * weight_decay);
+    const T keep1 = static_cast<T>(beta1);
+    const T take1 = static_cast<T>(1 - beta1);
+    const T keep2 = static_cast<T>(beta2);
+    const T take2 = static_cast<T>(1 - beta2);
+    const T floor = static_cast<T>(epsilon);
+    const auto adam = [=](auto& e, auto& m, auto& v, const auto& g) {
+      using std::sqrt;
+      m = keep1 * m + take1 * g;
+      v = keep2 * v + take2 * g * g;
+      e = m / (sqrt(v) + floor);
+    };
+    const auto take_step = [=](auto& w, const auto& e) { w = keep * (w - by * e); };
+    if (!low_rank(shape)) {
+      // The mean gradient is not needed any more, so the direction takes its place.
+      backend.transform([=](auto& g, auto& m, auto& v) { adam(g, m, v, g); }, state[4], state[1],
+                        state[2]);
+      backend.transform(take_step, parameter.flat(), state[4]);
+      return;
+    }
+    assert(std::ssize(context.workspace) >= workspace_size(shape));
+    mfsdp::detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> full = workspace.take(shape);
+    const matrix_view<T> low = workspace.take(projected_shape(shape, rank));
+    const matrix_view<T> basis(state[0].data(), basis_shape(shape, rank));
+    backend.transform(adam, low.flat(), state[1], state[2], state[3]);
+    lift<B, T>(backend, T(1), basis, low, T(0), full);
+    backend.transform(take_step, parameter.flat(), full.flat());
+  }
+
+ private:
+  [[nodiscard]] constexpr bool low_rank(matrix_shape shape) const {
+    return rank < std::min(shape.rows, shape.cols);
+  }
+  [[nodiscard]] constexpr bool refreshes(std::int64_t model_step) const {
+    return (model_step - 1) % refresh == 0;
+  }
+  template <mfsdp::Backend B, class T>
+  void project_gradient(B& backend, const std::array<std::span<T>, 5>& state,
+                        matrix_shape shape) const {
+    const matrix_view<T> basis(state[0].data(), basis_shape(shape, rank));
+    const matrix_view<T> gradient(state[4].data(), shape);
+    const matrix_view<T> projected(state[3].data(), projected_shape(shape, rank));
+    project<B, T>(backend, T(1), basis, gradient, T(0), projected);
+  }
+};
+
+}  // namespace lordo::inline MFSDP_ABI

@@ -1,0 +1,232 @@
+// moments: what a rule of low rank keeps of the gradients that it saw through its basis.
+//
+// A type of moments has
+//   rule, learning_rate   the name of the rule with these moments, and its default rate
+//   has_second            whether there is a second moment
+//   divides_by_norm       whether divide() reads subspace_step::norm
+//   check(name), options(), flops(shape), workspace_size(shape)   of projected (or whole) shapes
+//   scale(shape)          what multiplies the whole update of a matrix of this shape
+//   take(...)             the moments take a gradient, which becomes a step
+//   divide(...)           the full-rank term in the size of such steps
+//   rotate(...)           the moments in a new basis
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "lordo/subspace.hpp"
+#include "mfsdp/concepts.hpp"
+#include "mfsdp/error.hpp"
+#include "mfsdp/optimizer/muon_form.hpp"
+#include "mfsdp/workspace.hpp"
+
+namespace lordo::inline MFSDP_ABI {
+
+// With the coordinates g of a gradient, as take() and divide() see them: r x q on the left side,
+// p x r on the right.
+template <class T>
+struct subspace_step {
+  matrix_view<T> g;      // becomes the step
+  matrix_view<T> first;  // the moments; the second is empty if there is none
+  matrix_view<T> second;
+  matrix_view<T> denominator;  // scratch like g, kept from take() to divide()
+  double norm = 0;  // of the gradient's coordinates without feedback, if divide() reads it
+};
+
+// The momentum m of a step and the gradient itself enter it as momentum m + gradient g.
+struct step_mix {
+  double momentum = 1;
+  double gradient = 0;
+};
+
+// One number for each column (left side; row on the right), or one for the matrix.
+enum class denominator_mean { axis, full };
+
+// Adam's. At step t, elementwise, with x = momentum u' + gradient g of the mix:
+//
+//   u <- b1 u + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
+//   D = sqrt(v') + epsilon,   the step is x / D
+//
+// where u' = u / (1 - b1^t) and v' = v / (1 - b2^t), or u and v without bias correction. The
+// full-rank term S becomes S / d, d the mean of D over the rank axis or over all entries.
+struct adam_moments {
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double epsilon = 1e-8;  // positive
+  bool bias_correction = true;
+  denominator_mean denominator = denominator_mean::axis;
+
+  static constexpr std::string_view rule = "low_rank_adam";
+  static constexpr double learning_rate = 2e-3;
+  static constexpr bool has_second = true;
+  static constexpr bool divides_by_norm = false;
+
+  void check(std::string_view name) const {
+    for (const double beta : {beta1, beta2}) {
+      if (!(beta >= 0 && beta < 1)) {
+        throw mfsdp::spec_error(
+            fmt::format("{}: a beta of its moments is {}, not from 0 up to 1", name, beta));
+      }
+    }
+    if (!(epsilon > 0)) {
+      throw mfsdp::spec_error(
+          fmt::format("{}: moments.epsilon is {}; it must be positive", name, epsilon));
+    }
+  }
+  [[nodiscard]] std::string options() const {
+    return fmt::format("{} {} {} {} {}", beta1, beta2, epsilon, bias_correction,
+                       static_cast<int>(denominator));
+  }
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return 14 * shape.elements(); }
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape) const { return 0; }
+  [[nodiscard]] constexpr double scale(matrix_shape) const { return 1; }
+
+  template <mfsdp::Backend B, class T>
+  void take(B& backend, std::int64_t t, step_mix mix, const subspace_step<T>& x,
+            std::span<T>) const {
+    const T keep1 = static_cast<T>(beta1);
+    const T take1 = static_cast<T>(1 - beta1);
+    const T keep2 = static_cast<T>(beta2);
+    const T take2 = static_cast<T>(1 - beta2);
+    const T momentum = static_cast<T>(mix.momentum / correction(beta1, t));
+    const T fresh = static_cast<T>(mix.gradient);
+    const T unbias = static_cast<T>(1 / std::sqrt(correction(beta2, t)));
+    const T floor = static_cast<T>(epsilon);
+    backend.transform(
+        [=](auto& g, auto& u, auto& v, auto& d) {
+          using std::sqrt;
+          u = keep1 * u + take1 * g;
+          v = keep2 * v + take2 * g * g;
+          d = unbias * sqrt(v) + floor;
+          g = (momentum * u + fresh * g) / d;
+        },
+        x.g.flat(), x.first.flat(), x.second.flat(), x.denominator.flat());
+  }
+
+  // to = weight term / d; the workspace holds 2 divide_vector(to.shape()).
+  template <mfsdp::Backend B, class T>
+  void divide(B& backend, double weight, const subspace_step<T>& x,
+              std::type_identity_t<matrix_view<const T>> term, matrix_view<T> to,
+              std::span<T> workspace) const {
+    mfsdp::detail::workspace_cutter<T> cutter(workspace);
+    const index_t longest = std::max(to.rows(), to.cols());
+    const std::span<T> ones = cutter.take(longest);
+    const bool left = side_of(to.shape()) == projection_side::left;
+    const index_t axis = left ? to.cols() : to.rows();
+    const index_t rank = x.g.size() / axis;
+    const matrix_view<T> d(cutter.take(longest).data(), left ? 1 : axis, left ? axis : 1);
+    const auto row = [&](index_t n) { return matrix_view<const T>(ones.data(), 1, n); };
+    const auto col = [&](index_t n) { return matrix_view<const T>(ones.data(), n, 1); };
+    const auto product = [&](double alpha, matrix_view<const T> a, matrix_view<const T> b,
+                             matrix_view<T> c) {
+      backend.multiply(static_cast<T>(alpha), a, transpose::no, b, transpose::no, T(0), c, c);
+    };
+
+    backend.fill(ones, T(1));
+    product(1.0 / static_cast<double>(rank), left ? row(rank) : x.denominator,
+            left ? x.denominator : col(rank), d);
+    if (denominator == denominator_mean::full) {
+      // The mean of the means, through one number on the host.
+      const matrix_view<T> mean(to.data(), 1, 1);
+      product(1.0 / static_cast<double>(axis), row(axis), {d.data(), axis, 1}, mean);
+      T number;
+      backend.copy(std::span<const T>(mean.flat()), std::span<T>(&number, 1));
+      backend.fill(d.flat(), number);
+    }
+    const T by = static_cast<T>(weight);
+    backend.transform([by](auto& e) { e = by / e; }, d.flat());
+    product(1, left ? col(to.rows()) : d, left ? d : row(to.cols()), to);
+    backend.transform([](auto& e, const auto& s) { e = e * s; }, to.flat(), term.flat());
+  }
+
+  template <mfsdp::Backend B, class T>
+  void rotate(B& backend, projection_side side, std::type_identity_t<matrix_view<const T>> r,
+              std::int64_t t, matrix_view<T> first, matrix_view<T> second,
+              std::span<T> workspace) const {
+    rotate_moments(backend, side, r, correction(beta1, t), correction(beta2, t), first, second,
+                   workspace);
+  }
+
+ private:
+  [[nodiscard]] double correction(double beta, std::int64_t t) const {
+    return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1.0;
+  }
+};
+
+// Muon's: one moment, orthogonalised where it lives, in the subspace. With x as above but
+// without bias correction
+//
+//   u <- b1 u + (1 - b1) g,   the step is newton_schulz(x)
+//
+// with r singular values near one. The full-rank term S becomes S sqrt(r) / |project(G)|_F: of the
+// size that the step has where the basis holds all of S.
+struct orthogonal_moments {
+  double beta1 = 0.95;
+  mfsdp::newton_schulz_options orthogonalization{};
+  mfsdp::update_scale shape_scale = mfsdp::update_scale::tall;
+
+  static constexpr std::string_view rule = "low_rank_muon";
+  static constexpr double learning_rate = 0.02;
+  static constexpr bool has_second = false;
+  static constexpr bool divides_by_norm = true;
+
+  void check(std::string_view name) const {
+    mfsdp::detail::check_muon(name, beta1, {.orthogonalization = orthogonalization});
+  }
+  [[nodiscard]] std::string options() const {
+    return fmt::format("{} {}", beta1,
+                       mfsdp::detail::options_text(mfsdp::muon_form{
+                           .orthogonalization = orthogonalization, .scale = shape_scale}));
+  }
+  [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
+    return mfsdp::newton_schulz_flops(shape, orthogonalization.steps, orthogonalization.form) +
+           6 * shape.elements();
+  }
+  [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
+    return mfsdp::newton_schulz_workspace(shape, orthogonalization.form);
+  }
+  [[nodiscard]] double scale(matrix_shape shape) const {
+    return mfsdp::scale_factor(shape_scale, shape);
+  }
+
+  template <mfsdp::Backend B, class T>
+  void take(B& backend, std::int64_t, step_mix mix, const subspace_step<T>& x,
+            std::span<T> workspace) const {
+    const T keep = static_cast<T>(beta1);
+    const T take = static_cast<T>(1 - beta1);
+    const T momentum = static_cast<T>(mix.momentum);
+    const T fresh = static_cast<T>(mix.gradient);
+    backend.transform(
+        [=](auto& g, auto& u) {
+          u = keep * u + take * g;
+          g = momentum * u + fresh * g;
+        },
+        x.g.flat(), x.first.flat());
+    mfsdp::newton_schulz(backend, x.g, orthogonalization, workspace);
+  }
+
+  // to = weight sqrt(r) / norm term; zero if the norm is. A root applied twice, since the factor
+  // itself may be too large for T.
+  template <mfsdp::Backend B, class T>
+  void divide(B& backend, double weight, const subspace_step<T>& x,
+              std::type_identity_t<matrix_view<const T>> term, matrix_view<T> to,
+              std::span<T>) const {
+    const double rank = static_cast<double>(std::min(x.g.rows(), x.g.cols()));
+    const T root = static_cast<T>(x.norm > 0 ? std::sqrt(weight * std::sqrt(rank) / x.norm) : 0.0);
+    backend.transform([root](auto& e, const auto& s) { e = (root * s) * root; }, to.flat(),
+                      term.flat());
+  }
+
+  template <mfsdp::Backend B, class T>
+  void rotate(B& backend, projection_side side, std::type_identity_t<matrix_view<const T>> r,
+              std::int64_t, matrix_view<T> first, matrix_view<T>, std::span<T> workspace) const {
+    rotate_first_moment(backend, side, r, first, workspace);
+  }
+};
+
+}  // namespace lordo::inline MFSDP_ABI

@@ -1,0 +1,110 @@
+// low_rank with Muon's momentum in the subspace.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "conformance/optimizer.hpp"
+#include "lordo/optimizer/low_rank.hpp"
+#include "mfsdp/optimizer/muon.hpp"
+#include "support/one_matrix.hpp"
+#include "support/quadratic_sites.hpp"
+
+using namespace lordo;
+using namespace mfsdp_test;
+
+namespace {
+
+using rule_type = low_rank_muon<>;
+
+rule_type basic(double omega) {
+  return {.rank = 2, .learning_rate = 0.02, .omega = omega, .periods = {.parameters = 4}};
+}
+
+quadratic started() {
+  quadratic problem;
+  problem.start = gaussian(64, 8, 0.5);
+  return problem;
+}
+
+}  // namespace
+
+TEST_CASE("the rule conforms") {
+  optimizer_conformance(rule_type{.rank = 2});
+}
+
+TEST_CASE("with omega 1 a step is orthogonal, of rank r, in the span of the basis") {
+  const rule_type rule = basic(1);
+  quadratic problem = started();
+  problem.sites = 1;
+  auto one = problem.make(rule);
+  problem.train(one, 1, 2);
+  const std::vector<double> x = one.parameter(), b = one.state(rule_type::basis);
+  problem.train(one, 3, 1);
+  std::vector<double> step = one.parameter();
+  for (std::size_t i = 0; i < step.size(); ++i) step[i] = (x[i] - step[i]) / 0.02;
+  const auto values = left_singular(step, problem.shape).values;
+  CHECK(values[0] < 1.2);
+  CHECK(values[1] > 0.6);
+  CHECK(values[2] < 1e-12);
+  const auto exact = left_singular(step, problem.shape);
+  CHECK(sine({exact.vectors.begin(), exact.vectors.begin() + 16}, b, 8) < 1e-12);
+}
+
+TEST_CASE("the span stays with omega 1 and moves with less") {
+  for (const double omega : {1.0, 0.5}) {
+    const quadratic problem = started();
+    rule_type rule = basic(omega);
+    rule.learning_rate = 0.1;
+    auto sites = problem.make(rule);
+    problem.train(sites, 1, 1);
+    const std::vector<double> first = sites.state(rule_type::basis);
+    problem.train(sites, 2, 239);
+    const double drift = sine(sites.state(rule_type::basis), first, 8);
+    CAPTURE(omega);
+    if (omega == 1) {
+      CHECK(drift < 1e-12);
+      CHECK(problem.loss(sites.parameter()) > problem.floor(first));
+    } else {
+      CHECK(drift > 0.5);
+      CHECK(problem.loss(sites.parameter()) < 0.5 * problem.floor(first));
+    }
+  }
+}
+
+TEST_CASE("the full-rank term has the size of an orthogonal step where the basis holds it") {
+  // Of a gradient in the span of the basis both terms have norm sqrt(r), but for Newton-Schulz.
+  rule_type rule = basic(0.5);
+  rule.periods.parameters = 1;
+  quadratic problem;
+  problem.sites = 1;
+  auto sites = problem.make(rule);
+  const std::vector<double> x = gaussian(8, 1), y = gaussian(8, 2), z = gaussian(8, 3),
+                            w = gaussian(8, 4);
+  std::vector<double> g(64);
+  for (std::size_t i = 0; i < 8; ++i) {
+    for (std::size_t j = 0; j < 8; ++j) g[i * 8 + j] = x[i] * y[j] + z[i] * w[j];
+  }
+  sites.step({g});
+  const auto figures = sites.state(rule_type::figures);
+  CHECK(figures[figure::captured] == doctest::Approx(1).epsilon(1e-9));
+  CHECK(figures[figure::ratio] == doctest::Approx(1).epsilon(0.35));
+}
+
+TEST_CASE("at full size the rule is Muon without look-ahead") {
+  quadratic problem = started();
+  problem.sites = 1;
+  rule_type rule = basic(0.5);
+  rule.rank = 8;
+  auto sites = problem.make(rule);
+  one_matrix<double, mfsdp::muon> muon(
+      {.learning_rate = 0.02, .momentum = 0.95, .form = {.nesterov = false}}, problem.shape,
+      problem.start);
+  for (int step = 1; step <= 5; ++step) {
+    muon.update(problem.gradient(sites.parameter(), 0, step));
+    problem.train(sites, step, 1);
+    CHECK(largest_difference(sites.parameter(), muon.parameter) < 1e-12);
+  }
+}

@@ -1,0 +1,42 @@
+#include "lordo/periods.hpp"
+
+#include <doctest/doctest.h>
+
+using lordo::sync_periods;
+
+TEST_CASE("moments meet with the parameters unless they have a period of their own") {
+  constexpr sync_periods plain{.parameters = 4};
+  static_assert(plain.parameters_due(8, 3) && !plain.parameters_due(9, 3));
+  static_assert(plain.first_moment_due(8, 3) && plain.second_moment_due(8, 3));
+
+  constexpr sync_periods own{.parameters = 4, .first_moment = 12, .second_moment = 0};
+  static_assert(!own.first_moment_due(8, 0) && own.first_moment_due(12, 0));
+  static_assert(!own.second_moment_due(12, 0));
+}
+
+TEST_CASE("staggered items take turns, each once in a period") {
+  constexpr sync_periods periods{.parameters = 8, .stagger = 3};
+  for (std::size_t item = 0; item < 20; ++item) {
+    int syncs = 0;
+    for (std::int64_t step = 1; step <= 8; ++step) {
+      if (!periods.parameters_due(step, item)) continue;
+      ++syncs;
+      CHECK((step + 3 * static_cast<std::int64_t>(item)) % 8 == 0);
+    }
+    CHECK(syncs == 1);
+  }
+  CHECK(periods.parameters_due(5, 1));
+  CHECK_FALSE(periods.parameters_due(8, 1));
+}
+
+TEST_CASE("periods that make no sense are refused by name") {
+  sync_periods{}.check("rule");
+  CHECK_THROWS_WITH_AS(sync_periods{.parameters = 0}.check("rule"),
+                       doctest::Contains("rule: periods.parameters is 0"), mfsdp::spec_error);
+  CHECK_THROWS_WITH_AS((sync_periods{.first_moment = -2}.check("rule")), doctest::Contains("is -2"),
+                       mfsdp::spec_error);
+  CHECK_THROWS_WITH_AS((sync_periods{.second_moment = -1}.check("rule")),
+                       doctest::Contains("is -1"), mfsdp::spec_error);
+  CHECK_THROWS_WITH_AS((sync_periods{.stagger = -1}.check("rule")),
+                       doctest::Contains("periods.stagger is -1"), mfsdp::spec_error);
+}
