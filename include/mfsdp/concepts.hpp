@@ -262,10 +262,14 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //   adopt(backend, states, parameter, context, round)   takes the means, equal bits on all sites
 //   start(backend, states, parameter, context)   optional: the first states, from the initial value
 //                      of the parameter; they are zero before
+//   join(backend, states, parameter, context)   optional: called on a site that joins, when it has
+//                      taken parameter and states from another one. Resets what belongs to one site
+//                      only: error feedback to zero, the parameter to its anchor
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
 // A site whose gradient is unusable does not contribute to the means before an update, and adopts
-// that of the others; a mean of no site is zero. workspace_size serves all of these functions. All states are exact.
+// that of the others; a mean of no site is zero. workspace_size serves all of these functions. All
+// states are exact.
 template <class O>
 concept PeriodicOptimizer =
     Optimizer<O> && contract::optimizer_rounds<O> && contract::optimizer_exchanges<O>;
@@ -437,6 +441,27 @@ concept AllReduce =
         c.start_all_reduce(full, local, pieces, reduce_into::add, label)
       } -> std::same_as<typename C::request>;
     };
+
+// Who is let in by an operation of an elastic collective, and who hands over to them.
+struct admission {
+  int giver = 0;              // the lowest of the ranks that were there before
+  std::vector<int> joined{};  // ranks; nobody, most of the time
+  friend bool operator==(const admission&, const admission&) = default;
+};
+
+// A collective whose ranks may vanish, and others come for them (elastic_world). What the rest
+// starts goes on without who is gone: sums are over those who have given something to the
+// operation, and the pieces of the others are zeros.
+//   joins()    whether this rank is new and not let in yet. Until then it talks to nobody: its
+//              gathers return what the first ranks gave to those of equal labels and sizes before
+//              their first sum, with its own pieces among them
+//   admit(d)   an operation of all ranks that are in, which lets in who waits; for a rank that
+//              joins, the wait for that. Throws collective_error after the deadline
+template <class C>
+concept ElasticCollective = Collective<C> && requires(C c, const C& seen, deadline d) {
+  { seen.joins() } -> std::same_as<bool>;
+  { c.admit(d) } -> std::same_as<admission>;
+};
 
 // Three axes of one job. Units are sharded over `shard`; `replicate` holds copies of each shard and
 // `site` connects groups that synchronise rarely.

@@ -39,4 +39,10 @@ struct rank_failure : collective_error {
   using collective_error::collective_error;
 };
 
+// An operation of an elastic_world went on without this member, which had not come to it in time:
+// it may join again.
+struct member_dropped : collective_error {
+  using collective_error::collective_error;
+};
+
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -5,6 +5,7 @@
 #include "mfsdp/backend/cpu.hpp"
 #include "mfsdp/backend/eigen.hpp"
 #include "mfsdp/collective/counting.hpp"
+#include "mfsdp/collective/elastic.hpp"
 #include "mfsdp/collective/mesh.hpp"
 #include "mfsdp/collective/self.hpp"
 #include "mfsdp/collective/threads.hpp"

@@ -24,6 +24,7 @@
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/contract.hpp"
 #include "mfsdp/runtime/gradients.hpp"
+#include "mfsdp/runtime/hand_over.hpp"
 #include "mfsdp/runtime/master.hpp"
 #include "mfsdp/runtime/norm.hpp"
 #include "mfsdp/runtime/parameters.hpp"
@@ -40,6 +41,9 @@ struct step_result {
   // matrix, row group or slice; of other tensors all after clip, and blocks of block_elements
   // without. After clip the same on all ranks, otherwise those of which this rank holds a part.
   std::vector<std::string_view> skipped{};
+  // Sites that were let in after this step (sharded_model::join) and count from the next one on;
+  // the same on all sites.
+  std::vector<int> joined{};
 };
 
 // One rank's part of a sharded training run.
@@ -68,6 +72,7 @@ class sharded_model {
   using compute = typename Precision::compute;
   using gradient = typename Precision::gradient;
   using reduce = typename Precision::reduce;
+  static constexpr bool elastic = ElasticCollective<typename context::site_axis>;
 
  public:
   // A unit's parameters while they may be read; releases the unit when it goes out of scope.
@@ -243,8 +248,8 @@ class sharded_model {
     return context_.replicas.rank() * plan().ranks + context_.rank();
   }
   [[nodiscard]] int ranks() const { return context_.replicas.size() * plan().ranks; }
-  // This rank's site and how many there are. Each has data of its own; rank(), ranks(), sum() and
-  // clip() are of one site.
+  // This rank's site and how many there are; on an elastic axis its seat, and how many seats. Each
+  // has data of its own; rank(), ranks(), sum() and clip() are of one site.
   [[nodiscard]] int site() const { return map_.own; }
   [[nodiscard]] int sites() const { return map_.count(); }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
@@ -272,6 +277,31 @@ class sharded_model {
     states_.start();
     parameters_.invalidate();
     initialized_ = true;
+  }
+
+  // For a site that comes to others in the middle of their training, instead of initialize(): waits
+  // until they let it in, which they do at the end of a step in which sites met, and takes
+  // parameters, optimizer states and counts of steps from the one of the lowest seat. The others
+  // wait for that no longer than for their exchanges. Returns how many steps the model has taken;
+  // from there on this site takes part like the others. Errors: usage_error if it has not come
+  // later than the others; collective_error after the deadline, when all others have gone, or when
+  // the one that hands over goes: the model may then not be used. The deadline is that of all waits
+  // (model_options.timeout) and must be longer than sites train between two meetings.
+  std::int64_t join()
+    requires elastic
+  {
+    require_released("join");
+    if (!context_.sites.joins()) {
+      throw usage_error("join: this site is no newcomer; call initialize");
+    }
+    parameters_.quiesce();
+    torn_ = true;
+    admit();
+    states_.join(step_);
+    publish();
+    torn_ = false;
+    initialized_ = true;
+    return step_;
   }
 
   // Makes a unit readable until the handle is gone. A unit may be acquired again while it is in
@@ -342,7 +372,8 @@ class sharded_model {
   }
 
   // Updates what this rank holds; moves nothing, but that gradients are summed over replicas if
-  // clip has not done so, and that periodic optimizers meet other sites when they are due.
+  // clip has not done so, and that periodic optimizers meet other sites when they are due. On an
+  // elastic site axis a step in which they met ends with letting in who waits (join()).
   // `learning_rate_scale` multiplies the rates of all optimizers (a schedule). Errors: usage_error
   // if a unit is in use, or if a gradient was handed out but not reduced, or never asked for.
   step_result step(double learning_rate_scale = 1) {
@@ -352,19 +383,19 @@ class sharded_model {
     }
     require_released("step");
     require_values();
+    if constexpr (elastic) {
+      if (context_.sites.joins()) throw usage_error("step: this site has not joined: call join");
+    }
     gradients_.finish();
     parameters_.quiesce();
     torn_ = true;
     if (step_ == 0) sites_.require_equal([this](std::size_t i) { return masters_.segment(i); });
     const step_request now{step_ + 1, learning_rate_scale, clipped_ ? &refused_ : nullptr};
-    states_.exchange(sites_, true, now);
+    bool met = states_.exchange(sites_, true, now);
     states_.step(now);
     context_.book(phase::step);
-    states_.exchange(sites_, false, now);
-    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-      if (is_trainable_here(i)) masters_.publish(i);
-    }
-    parameters_.invalidate();
+    met = states_.exchange(sites_, false, now) || met;
+    publish();
     torn_ = false;
     step_result result{++step_, refused()};
     if (!clipped_) {
@@ -376,6 +407,9 @@ class sharded_model {
       context_.observe(model_event::skip, tensor);
     }
     discard_gradients();
+    if constexpr (elastic) {
+      if (met) result.joined = admit();
+    }
     context_.observe(model_event::step, "step");
     return result;
   }
@@ -463,6 +497,36 @@ class sharded_model {
     }
   }
 
+  // Brings what the trainer reads up to date with the masters.
+  void publish() {
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      if (is_trainable_here(i)) masters_.publish(i);
+    }
+    parameters_.invalidate();
+  }
+
+  // Lets sites in, or has this one let in, and hands over all that they need. Returns who they are.
+  std::vector<int> admit() {
+    const admission now = context_.sites.admit(context_.until());
+    context_.book(phase::sync);
+    const hand_over<context> to_joined(context_, now, sites_.buffers());
+    std::vector<std::span<float>> values;
+    std::vector<std::span<compute>> frozen;
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      if (is_trainable_here(i)) {
+        values.push_back(masters_.segment(i));
+      } else if (is_here(i)) {
+        frozen.push_back(parameters_.segment(i));
+      }
+    }
+    std::vector<std::int64_t*> counts{&step_};
+    states_.collect_shared(values, counts);
+    to_joined.give(counts);
+    to_joined.template give<float>(values);
+    to_joined.template give<compute>(frozen);
+    return now.joined;
+  }
+
   // Rounds to nearest where gradients are not kept as float.
   void scale_gradient(std::size_t i, float factor) {
     const std::span<reduce> gradients = gradients_.segment(i);
@@ -518,6 +582,18 @@ class sharded_model {
 
   // Where the sites are on their axis. Errors: spec_error if it is no row of whole sites.
   [[nodiscard]] site_map find_sites() {
+    if constexpr (elastic) {
+      if (ranks() > 1) {
+        throw spec_error(
+            fmt::format("an elastic site axis has sites of one rank each, but this one has {}: a "
+                        "site of several ranks cannot lose one of them",
+                        ranks()));
+      }
+      const auto seats = static_cast<std::size_t>(context_.sites.size());
+      site_map found{std::vector<int>(seats), std::vector<int>(seats, 1), context_.sites.rank()};
+      std::iota(found.first.begin(), found.first.end(), 0);
+      return found;
+    }
     if (context_.sites.size() == 1) return {{0}, {plan().ranks}, 0};
     const std::array<std::uint64_t, 3> own{static_cast<std::uint64_t>(context_.rank()),
                                            static_cast<std::uint64_t>(plan().ranks),
@@ -565,6 +641,7 @@ class sharded_model {
     for (int s = 0; s < sites(); ++s) {
       const auto at = 2 * static_cast<std::size_t>(map_.first[static_cast<std::size_t>(s)]);
       if (all[at] == own[0] && all[at + 1] == own[1]) continue;
+      if (elastic && all[at] == 0) continue;  // nobody is there
       throw plan_error(fmt::format(
           "site {} trains something else than site {}: all sites must pass the same model, "
           "optimizers and precision",
@@ -641,7 +718,8 @@ class sharded_model {
     if (!initialized_) throw usage_error("the parameters have no values: call initialize first");
     if (torn_) {
       throw usage_error(
-          "an exception ended a step half way; some parameters are updated and some are not");
+          "an exception ended a step or join half way; some parameters are updated and some are "
+          "not");
     }
   }
 

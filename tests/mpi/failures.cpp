@@ -1,15 +1,29 @@
 // A short training run whose rank 1 dies or throws in a phase of its second step:
-//   mpi_failures <acquire|reduce|clip|step|between> <kill|throw> [around|mesh]
-// around: by ring and chain. mesh: two replicas of two.
+//   mpi_failures <acquire|reduce|clip|step|between|sync> <kill|throw> [around|mesh|sites]
+// around: by ring and chain. mesh: two replicas of two. sites: two sites of two, that meet after
+// every step; sync is in that meeting.
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
 #include "mfsdp/collective/mpi.hpp"
 #include "mfsdp/mfsdp.hpp"
+#include "support/local_momentum.hpp"
 
 namespace {
+
+// Says when it is about to meet the other sites.
+template <bool Whole>
+struct struck_in_meeting : mfsdp_test::local_momentum<Whole> {
+  std::function<void()> meets{};
+
+  template <class... Rest>
+  void contribute(Rest&&...) const {
+    meets();
+  }
+};
 
 template <class Axes>
 void train(Axes axes, int rank, const std::string& phase, const std::string& how) {
@@ -26,13 +40,22 @@ void train(Axes axes, int rank, const std::string& phase, const std::string& how
         .matrix("down", 200, 400)
         .vector("norm", 200);
   }
-  mfsdp::sharded_model model{spec, axes, mfsdp::owner_placement{},
-                             mfsdp::mixed{mfsdp::muon{}, mfsdp::adamw{}},
+  int step = 0;
+  const auto rules = [&] {
+    if constexpr (std::same_as<decltype(axes.site), mfsdp::self>) {
+      return mfsdp::mixed{mfsdp::muon{}, mfsdp::adamw{}};
+    } else {
+      const std::function<void()> meets = [&] { strike(step, "sync"); };
+      return mfsdp::mixed{struck_in_meeting<true>{{.period = 1}, meets},
+                          struck_in_meeting<false>{{.period = 1}, meets}};
+    }
+  }();
+  mfsdp::sharded_model model{spec, axes, mfsdp::owner_placement{}, rules,
                              mfsdp::model_options{.timeout = std::chrono::seconds(3)}};
   model.initialize([](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t) {
     std::ranges::fill(values, 0.5f);
   });
-  for (int step = 0; step < 3; ++step) {
+  for (; step < 3; ++step) {
     for (const auto unit : model.forward_order()) {
       if (unit == 1) strike(step, "acquire");
       const auto w = model.acquire(unit, mfsdp::pass::forward);
@@ -67,8 +90,10 @@ int main(int argc, char** argv) {
       const auto run = [&](const auto& axes) { train(axes, comm.rank(), argv[1], argv[2]); };
       if (shape == "mesh") {
         run(mfsdp::make_mesh(comm, 2));
+      } else if (shape == "sites") {
+        run(mfsdp::make_sites(comm, {2, 2}));
       } else {
-        run(comm);
+        run(mfsdp::mesh{comm});
       }
     });
   } catch (const std::exception& e) {

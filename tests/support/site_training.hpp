@@ -2,6 +2,7 @@
 // of it. Every rank of a site has a part of the site's gradient, which is their sum in rank order.
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -16,6 +17,9 @@ struct site_settings {
   int steps = 5;
   // What a site's gradient of this step is multiplied by.
   double (*scale)(int site, int step) = [](int, int) { return 1.0; };
+  // Whether a site is there in a step, for the plain loop: if not, it counts in no mean. One that
+  // comes (back) has taken everything from the lowest site that was there in the step before.
+  std::function<bool(int site, int step)> present = [](int, int) { return true; };
 };
 
 // One part's share of a site's gradient.
@@ -33,33 +37,36 @@ inline double rate_scale(int step) {
 // The parameters of each site at the end.
 using site_outcome = std::vector<std::map<std::string, std::vector<float>>>;
 
-// One rank's steps. Parts follow one another in the order of ranks, and of micro-batches.
+// One step of a rank. Parts follow one another in the order of ranks, and of micro-batches.
 template <class Model>
-void train_site(Model& model, const site_settings& how) {
+mfsdp::step_result step_site(Model& model, const site_settings& how, int step) {
   const auto& units = model.plan().spec.units();
   const int parts = how.parts[static_cast<std::size_t>(model.site())];
   const int own = parts / model.ranks();
-  for (int step = 0; step < how.steps; ++step) {
-    for (int micro = 0; micro < own; ++micro) {
-      for (const std::size_t unit : model.forward_order()) {
-        (void)model.acquire(unit, mfsdp::pass::forward);
-      }
-      for (const std::size_t unit : model.backward_order()) {
-        const auto weights = model.acquire(unit, mfsdp::pass::backward);
-        const auto gradients = model.gradients(unit);
-        for (std::size_t i = 0; i < units[unit].tensors.size(); ++i) {
-          const auto gradient = gradients[i];
-          for (std::size_t k = 0; k < gradient.flat().size(); ++k) {
-            const float d = site_derivative(weights[i].flat()[k], k, i, model.site(),
-                                            model.rank() + micro, step, how);
-            gradient.flat()[k] = gradient.accumulate ? gradient.flat()[k] + d : d;
-          }
-        }
-        gradients.reduce();
-      }
+  for (int micro = 0; micro < own; ++micro) {
+    for (const std::size_t unit : model.forward_order()) {
+      (void)model.acquire(unit, mfsdp::pass::forward);
     }
-    model.step(rate_scale(step));
+    for (const std::size_t unit : model.backward_order()) {
+      const auto weights = model.acquire(unit, mfsdp::pass::backward);
+      const auto gradients = model.gradients(unit);
+      for (std::size_t i = 0; i < units[unit].tensors.size(); ++i) {
+        const auto gradient = gradients[i];
+        for (std::size_t k = 0; k < gradient.flat().size(); ++k) {
+          const float d = site_derivative(static_cast<float>(weights[i].flat()[k]), k, i,
+                                          model.site(), model.rank() + micro, step, how);
+          gradient.flat()[k] = gradient.accumulate ? gradient.flat()[k] + d : d;
+        }
+      }
+      gradients.reduce();
+    }
   }
+  return model.step(rate_scale(step));
+}
+
+template <class Model>
+void train_site(Model& model, const site_settings& how) {
+  for (int step = 0; step < how.steps; ++step) step_site(model, how, step);
 }
 
 // Trains on a thread_world; `inspect(model)` runs on every rank at the end.
@@ -201,6 +208,7 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
         const auto gradient_of = [&](std::size_t s) {
           return mfsdp::matrix_view<const float>(own[s].span().data(), p.shape);
         };
+        const auto present = [&](std::size_t s) { return how.present(static_cast<int>(s), step); };
         const auto usable = [&](std::size_t s) {
           return std::isfinite(backend.sum_of_squares(gradient_of(s).flat()));
         };
@@ -224,7 +232,7 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
                 float sum = 0;
                 int count = 0;
                 for (std::size_t s = 0; s < sites; ++s) {
-                  if (before && !usable(s)) continue;
+                  if (!present(s) || (before && !usable(s))) continue;
                   sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
                   ++count;
                 }
@@ -256,6 +264,21 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
           for (int round = 0; round < O::rounds_after_update; ++round) {
             exchange(O::rounds_before_update + round, false);
           }
+        }
+        for (std::size_t s = 0; s < sites; ++s) {
+          if (present(s) || !how.present(static_cast<int>(s), step + 1)) continue;
+          std::size_t giver = 0;
+          while (!present(giver)) ++giver;
+          std::ranges::copy(p.weights[giver].span(), p.weights[s].span().begin());
+          for (std::size_t k = 0; k < p.states[s].size(); ++k) {
+            std::ranges::copy(p.states[giver][k].span(), p.states[s][k].span().begin());
+          }
+          p.updates[s] = p.updates[giver];
+          call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
+            if constexpr (requires { rule.join(backend, states, parameter, context); }) {
+              rule.join(backend, states, parameter, context);
+            }
+          });
         }
         for (std::size_t s = 0; s < sites; ++s) {
           std::ranges::copy(p.weights[s].span(),

@@ -12,6 +12,7 @@ namespace mfsdp::inline MFSDP_ABI {
 
 // What one rank moved. Received: bytes of other ranks' data that this rank takes in; sent: bytes of
 // its own data that other ranks take in, once for each of them. Summed over ranks both are equal.
+// Ranks that an elastic collective lacks count like the others.
 struct traffic {
   std::int64_t collectives = 0;
   std::int64_t sent = 0;
@@ -48,6 +49,18 @@ class counting {
     counting part(inner_.split(color));
     part.total_ = total_;
     return part;
+  }
+
+  [[nodiscard]] bool joins() const
+    requires ElasticCollective<C>
+  {
+    return inner_.joins();
+  }
+  [[nodiscard]] admission admit(deadline until)
+    requires ElasticCollective<C>
+  {
+    count(0, 0);
+    return inner_.admit(until);
   }
 
   template <class T>

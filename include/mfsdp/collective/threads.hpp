@@ -7,7 +7,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -21,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/collective/rank_order_sum.hpp"
 #include "mfsdp/collective/thread_board.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -165,38 +165,10 @@ class thread_collective {
     std::int64_t bytes_read = 0;
     for (const piece& p : op.pieces) {
       if (!Everywhere && p.rank != op.rank) continue;
-      add_in_rank_order<From>(sources, p, static_cast<To*>(op.output) + p.local, op.into);
+      detail::add_in_rank_order<From>(sources, p, static_cast<To*>(op.output) + p.local, op.into);
       bytes_read += p.count * static_cast<std::int64_t>(sizeof(From) * (sources.size() - 1));
     }
     return bytes_read;
-  }
-
-  template <class From, class To>
-  static void add_in_rank_order(std::span<const void* const> sources, const piece& p, To* output,
-                                reduce_into into) {
-    std::array<To, block_elements> sum;  // stays in the first-level cache
-    for (index_t done = 0; done < p.count;) {
-      const index_t count = std::min<index_t>(p.count - done, static_cast<index_t>(block_elements));
-      const auto input = [&](std::size_t rank) {
-        return static_cast<const From*>(sources[rank]) + p.full + done;
-      };
-      const auto widen = [](From term) { return static_cast<To>(term); };
-      std::transform(input(0), input(0) + count, sum.data(), widen);
-      for (std::size_t rank = 1; rank < sources.size(); ++rank) {
-        const From* term = input(rank);
-        for (index_t i = 0; i < count; ++i) {
-          To& total = sum[static_cast<std::size_t>(i)];
-          total = total + widen(term[i]);
-        }
-      }
-      To* out = output + done;
-      if (into == reduce_into::add) {
-        for (index_t i = 0; i < count; ++i) out[i] = out[i] + sum[static_cast<std::size_t>(i)];
-      } else {
-        std::copy_n(sum.data(), count, out);
-      }
-      done += count;
-    }
   }
 
   std::shared_ptr<detail::thread_board> board_;  // may outlive the world's run

@@ -213,6 +213,9 @@ struct check_sites<Axes, std::tuple<O...>> {
                 "mfsdp: the site axis of the mesh lacks 'request start_all_reduce(full, local, "
                 "pieces, into, label)' of float, or 'request start_all_gather(shard, full, pieces, "
                 "label)' of double and std::uint64_t");
+  static_assert(!ElasticCollective<site> || AllGather<site, float>,
+                "mfsdp: the site axis of the mesh is elastic, but lacks 'request "
+                "start_all_gather(shard, full, pieces, label)' of float");
 };
 
 // The operations that a placement needs, on the types of a precision.

@@ -106,6 +106,11 @@ class site_exchange {
 
   [[nodiscard]] const site_map& sites() const { return sites_; }
 
+  // Two buffers of equal size that are free between calls.
+  [[nodiscard]] std::array<std::span<float>, 2> buffers() {
+    return {slice(staging_.span(), 0, staged_), slice(staging_.span(), staged_, staged_)};
+  }
+
   // Replaces all values by their means over the sites that count, in place: sums in the order of
   // sites, divided by how many there are, so the same bits on all sites. Contributions come in the
   // order of segments. Every message holds as many numbers as are exchanged and one for each part
@@ -123,8 +128,8 @@ class site_exchange {
     }
   }
 
-  // Do all sites hold the same values? values(i) views those of plan.local_segments[i]. Errors:
-  // plan_error naming a tensor that they hold differently.
+  // Do all sites that are there hold the same values? values(i) views those of
+  // plan.local_segments[i]. Errors: plan_error naming a tensor that they hold differently.
   template <class Values>
   void require_equal(Values&& values) {
     const auto count = static_cast<index_t>(sites_.count());
@@ -137,6 +142,7 @@ class site_exchange {
         own.push_back(context_.backend.sum_of_squares(slice(all, part.from, part.count)));
         held.push_back(&part);
       }
+      if (ElasticCollective<axis>) own.push_back(1);  // zero where nobody is
       const index_t parts = std::ssize(own);
       std::vector<piece> pieces;
       for (int s = 0; s < sites_.count(); ++s) pieces.push_back({s, s * parts, 0, parts});
@@ -149,6 +155,7 @@ class site_exchange {
       for (std::size_t i = 0; i < all.size(); ++i) {
         const std::size_t place = i % own.size();
         if (all[i] == own[place]) continue;
+        if (ElasticCollective<axis> && all[i - place + own.size() - 1] == 0) continue;
         throw plan_error(fmt::format(
             "tensor '{}' starts with other values on site {} than on site {}; all sites must call "
             "initialize with the same function",

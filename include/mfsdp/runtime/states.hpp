@@ -77,6 +77,36 @@ class optimizer_states {
     });
   }
 
+  // What a site that joins takes from another: adds the states that this rank holds to `values` and
+  // the counts of their updates to `counts`, in the same order on all sites.
+  void collect_shared(std::vector<std::span<float>>& values, std::vector<std::int64_t*>& counts) {
+    for_each_optimizer([&]<class O>(const O&, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        for (auto& entry : entries) {
+          counts.push_back(&entry.step);
+          for (const stored_state& state : entry.states) values.push_back(state.exact);
+        }
+      }
+    });
+  }
+
+  // After that: resets what belongs to one site only. `step`: steps of the model so far.
+  void join(std::int64_t step) {
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        const auto reset = [&](auto& backend, const auto& states, auto parameter, auto,
+                               const auto& context) {
+          if constexpr (requires { optimizer.join(backend, states, parameter, context); }) {
+            optimizer.join(backend, states, parameter, context);
+          }
+        };
+        for (auto& entry : entries) {
+          for_each_part_of(workers_.front(), optimizer, entry, false, {.step = step}, reset);
+        }
+      }
+    });
+  }
+
   // What one call of exchange can exchange at most, in elements.
   [[nodiscard]] index_t exchangeable() {
     index_t elements = 0;
@@ -92,15 +122,20 @@ class optimizer_states {
   }
 
   // The exchanges of one step with other sites, those before its updates or those after them.
+  // Whether there were any.
   template <class Sites>
-  void exchange(Sites& sites, bool before, const step_request& now) {
+  bool exchange(Sites& sites, bool before, const step_request& now) {
     int rounds = 0;
     for_each_optimizer([&]<class O>(const O&, auto&, int) {
       if constexpr (meets_sites<O>) {
         rounds = std::max<int>(rounds, before ? O::rounds_before_update : O::rounds_after_update);
       }
     });
-    for (int round = 0; round < rounds; ++round) exchange_round(sites, before, round, now);
+    bool met = false;
+    for (int round = 0; round < rounds; ++round) {
+      met = exchange_round(sites, before, round, now) || met;
+    }
+    return met;
   }
 
   // Updates everything that this rank holds. Moves nothing, unless an optimizer gathers matrices.
@@ -445,7 +480,7 @@ class optimizer_states {
   }
 
   template <class Sites>
-  void exchange_round(Sites& sites, bool before, int round, const step_request& now) {
+  bool exchange_round(Sites& sites, bool before, int round, const step_request& now) {
     using task = std::function<void(worker&)>;
     std::vector<contribution> values;
     std::vector<task> contribute;
@@ -495,6 +530,7 @@ class optimizer_states {
     std::ranges::sort(values, {}, &contribution::segment);
     sites.average(values);
     run(adopt);
+    return !values.empty();
   }
 
   // Clears what the last step said of an entry; false if this one leaves it out altogether.
