@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -18,9 +16,9 @@
 #include <vector>
 
 #include "mfsdp/concepts.hpp"
-#include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/precision.hpp"
+#include "mfsdp/runtime/agreement.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/contract.hpp"
 #include "mfsdp/runtime/gradients.hpp"
@@ -72,7 +70,7 @@ class sharded_model {
   using compute = typename Precision::compute;
   using gradient = typename Precision::gradient;
   using reduce = typename Precision::reduce;
-  static constexpr bool elastic = ElasticCollective<typename context::site_axis>;
+  static constexpr bool elastic = context::elastic;
 
  public:
   // A unit's parameters while they may be read; releases the unit when it goes out of scope.
@@ -192,14 +190,15 @@ class sharded_model {
                 model_options options = {}, Memory backend = {})
       : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes), axes,
                  std::move(backend), std::move(options)),
-        parameters_(checked_context(options_of(optimizers))),
+        parameters_(checked_context(detail::options_of(optimizers))),
         masters_(context_, parameters_),
         gradients_(context_),
         norm_(context_),
         states_(
             context_, optimizers, [this](std::size_t i) { return masters_.segment(i); },
             [this](std::size_t i) { return gradients_.segment(i); }),
-        sites_(context_, map_, shared_with_sites(placement, optimizers), states_.exchangeable()) {
+        sites_(context_, map_, detail::shared_with_sites(context_, map_, placement, optimizers),
+               states_.exchangeable()) {
     for (const unit_spec& unit : plan().spec.units()) {
       gradient_pointers_.emplace_back(unit.tensors.size());
     }
@@ -277,6 +276,7 @@ class sharded_model {
     states_.start();
     parameters_.invalidate();
     initialized_ = true;
+    compared_ = false;
   }
 
   // For a site that comes to others in the middle of their training, instead of initialize(): waits
@@ -301,6 +301,7 @@ class sharded_model {
     publish();
     torn_ = false;
     initialized_ = true;
+    compared_ = true;
     return step_;
   }
 
@@ -389,7 +390,9 @@ class sharded_model {
     gradients_.finish();
     parameters_.quiesce();
     torn_ = true;
-    if (step_ == 0) sites_.require_equal([this](std::size_t i) { return masters_.segment(i); });
+    if (!std::exchange(compared_, true)) {
+      sites_.require_equal([this](std::size_t i) { return masters_.segment(i); });
+    }
     const step_request now{step_ + 1, learning_rate_scale, clipped_ ? &refused_ : nullptr};
     bool met = states_.exchange(sites_, true, now);
     states_.step(now);
@@ -438,7 +441,7 @@ class sharded_model {
   // The sum of one number of each rank, in rank order: the same bits on all of them. For losses and
   // token counts. Cost: one gather of a double per rank on each axis.
   [[nodiscard]] double sum(double mine) {
-    const std::vector<double> all = gather_from_all<double>({mine}, "sum", phase::sum);
+    const auto all = detail::gather_from_all<double>(context_, {mine}, "sum", phase::sum);
     return std::accumulate(all.begin(), all.end(), 0.0);
   }
 
@@ -553,154 +556,10 @@ class sharded_model {
     if (options.timeout <= std::chrono::milliseconds::zero()) {
       throw spec_error(fmt::format("model_options.timeout is {} ms", options.timeout.count()));
     }
-    // The schedule follows from these as much as from the plan, and copies stay equal only if their
-    // optimizers have equal options.
-    const std::string common = fmt::format(
-        "{}prefetch {} reshard {} rounding seed {} {}\n{}", to_text(plan()), options.prefetch,
-        options.reshard_after_forward, options.rounding_seed, Precision::to_text(), rules);
-    const std::vector<std::uint64_t> own{common.size(), detail::fnv1a(common)};
-    const auto all = gather_from_all<std::uint64_t>(own, "plan check", phase::setup);
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
-    for (std::size_t r = 0; r < all.size() / 2; ++r) {
-      std::string& list = ranks_by_plan[{all[2 * r], all[2 * r + 1]}];
-      list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
-    }
-    if (ranks_by_plan.size() > 1) {
-      std::string groups;
-      for (const auto& [plan_hash, ranks] : ranks_by_plan) {
-        groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
-      }
-      throw plan_error(fmt::format(
-          "the ranks have different plans ({}); rank {} has {} units and {} tensors; "
-          "all ranks must pass the same model, placement, optimizers, precision and options",
-          groups, rank(), plan().spec.units().size(), plan().spec.tensors().size()));
-    }
-    require_replicas();
-    map_ = find_sites();
+    detail::require_equal_plans(context_, rules);
+    detail::require_replicas(context_);
+    map_ = detail::find_sites(context_);
     return context_;
-  }
-
-  // Where the sites are on their axis. Errors: spec_error if it is no row of whole sites.
-  [[nodiscard]] site_map find_sites() {
-    if constexpr (elastic) {
-      if (ranks() > 1) {
-        throw spec_error(
-            fmt::format("an elastic site axis has sites of one rank each, but this one has {}: a "
-                        "site of several ranks cannot lose one of them",
-                        ranks()));
-      }
-      const auto seats = static_cast<std::size_t>(context_.sites.size());
-      site_map found{std::vector<int>(seats), std::vector<int>(seats, 1), context_.sites.rank()};
-      std::iota(found.first.begin(), found.first.end(), 0);
-      return found;
-    }
-    if (context_.sites.size() == 1) return {{0}, {plan().ranks}, 0};
-    const std::array<std::uint64_t, 3> own{static_cast<std::uint64_t>(context_.rank()),
-                                           static_cast<std::uint64_t>(plan().ranks),
-                                           static_cast<std::uint64_t>(context_.replicas.rank())};
-    const auto all = gather_over<std::uint64_t>(context_.sites, {own.begin(), own.end()},
-                                                "site check", phase::setup);
-    site_map found;
-    for (int at = 0; at < context_.sites.size();) {
-      const auto word = [&](int rank, std::size_t w) {
-        return all[static_cast<std::size_t>(rank) * own.size() + w];
-      };
-      const int ranks = static_cast<int>(word(at, 1));
-      for (int r = 0; r < ranks; ++r) {
-        if (at + r < context_.sites.size() && word(at + r, 0) == static_cast<std::uint64_t>(r) &&
-            word(at + r, 1) == word(at, 1) && word(at + r, 2) == own[2]) {
-          continue;
-        }
-        throw spec_error(fmt::format(
-            "rank {} of the site axis should be rank {} of a site of {} ranks; the axis has all "
-            "ranks of one site after the other, of equal replicas: see make_sites",
-            at + r, r, ranks));
-      }
-      if (at <= context_.sites.rank() && context_.sites.rank() < at + ranks) {
-        found.own = found.count();
-      }
-      found.first.push_back(at);
-      found.ranks.push_back(ranks);
-      at += ranks;
-    }
-    return found;
-  }
-
-  // Errors: plan_error if the sites do not train the same; spec_error if they cannot share it.
-  [[nodiscard]] std::vector<shared_part> shared_with_sites(const Where& placement,
-                                                           const Rules& optimizers) {
-    if (sites() == 1) return {};
-    const auto planned = [&](int ranks) {
-      return make_plan(plan().spec, ranks, placement, optimizers, Precision::bytes);
-    };
-    const std::string common =
-        to_text(planned(1)) + Precision::to_text() + "\n" + options_of(optimizers);
-    const std::vector<std::uint64_t> own{common.size(), detail::fnv1a(common)};
-    const auto all =
-        gather_over<std::uint64_t>(context_.sites, own, "site plan check", phase::setup);
-    for (int s = 0; s < sites(); ++s) {
-      const auto at = 2 * static_cast<std::size_t>(map_.first[static_cast<std::size_t>(s)]);
-      if (all[at] == own[0] && all[at + 1] == own[1]) continue;
-      if (elastic && all[at] == 0) continue;  // nobody is there
-      throw plan_error(fmt::format(
-          "site {} trains something else than site {}: all sites must pass the same model, "
-          "optimizers and precision",
-          s, site()));
-    }
-    std::map<int, std::vector<std::vector<segment>>> by_ranks;
-    std::vector<const std::vector<std::vector<segment>>*> segments;
-    for (const int ranks : map_.ranks) {
-      if (!by_ranks.contains(ranks)) by_ranks[ranks] = planned(ranks).segments;
-      segments.push_back(&by_ranks[ranks]);
-    }
-    return shared_parts(plan(), map_, segments);
-  }
-
-  // Do the ranks of the replicate axis hold the same?
-  void require_replicas() {
-    if (context_.replicas.size() == 1) return;
-    const auto place = static_cast<std::uint64_t>(context_.rank());
-    for (const std::uint64_t other :
-         gather_over<std::uint64_t>(context_.replicas, {place}, "mesh check", phase::setup)) {
-      if (other == place) continue;
-      throw spec_error(fmt::format(
-          "the replicate axis of the mesh joins rank {} of a shard group with rank {} of another, "
-          "which hold different parts of the model; make_mesh joins equal ones",
-          place, other));
-    }
-  }
-
-  // What every rank has given, in rank order: of each shard group, then of all of them.
-  template <class T>
-  [[nodiscard]] std::vector<T> gather_from_all(const std::vector<T>& own, std::string_view label,
-                                               phase where) {
-    const std::vector<T> of_group = gather_over<T>(context_.collective, own, label, where);
-    if (context_.replicas.size() == 1) return of_group;
-    return gather_over<T>(context_.replicas, of_group, label, where);
-  }
-
-  template <class T, class Axis>
-  [[nodiscard]] std::vector<T> gather_over(Axis& axis, const std::vector<T>& own,
-                                           std::string_view label, phase where) {
-    const auto count = static_cast<index_t>(own.size());
-    std::vector<piece> pieces;
-    for (int r = 0; r < axis.size(); ++r) pieces.push_back({r, r * count, 0, count});
-    std::vector<T> all(own.size() * pieces.size());
-    auto request = axis.start_all_gather(std::span<const T>(own), std::span<T>(all), pieces, label);
-    context_.book(where);
-    request.wait(context_.until());
-    request.drain(context_.until());
-    return all;
-  }
-
-  // What the optimizers say about their options.
-  [[nodiscard]] static std::string options_of(const Rules& optimizers) {
-    std::string text;
-    const auto add = [&](const auto& member) {
-      if constexpr (requires { text += member.options(); }) text += member.options() + "\n";
-    };
-    std::apply([&](const auto&... member) { (add(member), ...); }, optimizer_members(optimizers));
-    return text;
   }
 
   // Row groups of one tensor follow one another, and are named once.
@@ -757,6 +616,7 @@ class sharded_model {
   std::vector<std::size_t> backward_;
   std::int64_t step_ = 0;
   bool initialized_ = false;
+  bool compared_ = false;      // the initial values with those of other sites
   bool clipped_ = false;       // since the last step
   std::vector<bool> refused_;  // items that the clip found to have no usable gradient
   bool torn_ = false;          // a step began and did not end

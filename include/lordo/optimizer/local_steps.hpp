@@ -146,6 +146,16 @@ struct local_steps {
     }
   }
 
+  // A site that joins starts from the anchor, with no feedback.
+  template <mfsdp::Backend B, class T>
+    requires anchored
+  void join(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,
+            const mfsdp::update_context<T>&) const {
+    if (states[anchor_at].empty()) return;
+    backend.copy(std::span<const T>(states[anchor_at]), parameter.flat());
+    if constexpr (compresses) backend.fill(states[exchange_at + Exchange::residual], T(0));
+  }
+
   template <class B, class T>
     requires mfsdp::UpdatesOn<Inner, B>
   void update(B& backend, const spans<T>& states, mfsdp::matrix_view<T> parameter,

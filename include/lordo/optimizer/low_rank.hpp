@@ -196,6 +196,17 @@ struct low_rank {
     detail::low_rank_step(*this, backend, states, parameter, context).start();
   }
 
+  // A site that joins starts from the anchor, with no error.
+  template <mfsdp::Backend B, class T>
+  void join(B& backend, const state_array<T>& states, matrix_view<T> parameter,
+            const mfsdp::update_context<T>&) const {
+    if (!states[anchor].empty()) {
+      backend.copy(std::span<const T>(states[anchor]), parameter.flat());
+    }
+    backend.fill(states[error], T(0));
+    backend.fill(states[decay_sum], T(0));
+  }
+
   template <mfsdp::DecomposingBackend B, class T>
   void contribute(B& backend, const state_array<T>& states, matrix_view<T>,
                   std::type_identity_t<matrix_view<const T>> gradient,

@@ -122,6 +122,7 @@ class runtime_context {
 
  public:
   using site_axis = std::remove_cvref_t<decltype(std::declval<Axes&>().site)>;
+  static constexpr bool elastic = ElasticCollective<site_axis>;  // sites come and go
   using precision = Precision;
   template <class T>
   using storage = decltype(std::declval<Memory&>().template allocate<T>(index_t{1}));

@@ -71,6 +71,7 @@ class optimizer_states {
         };
         for (auto& entry : entries) {
           entry.step = 0;
+          for (const stored_state& state : entry.states) context_.backend.fill(state.exact, 0.0f);
           for_each_part_of(workers_.front(), optimizer, entry, false, {.step = 0}, first);
         }
       }

@@ -1,0 +1,188 @@
+// What ranks find out of each other when a model is built: whether all mean the same, and where the
+// sites are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/plan_text.hpp"
+#include "mfsdp/planner.hpp"
+#include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/sites.hpp"
+
+namespace mfsdp::inline MFSDP_ABI::detail {
+
+// What the ranks of an axis give, in their order.
+template <class T, class Context, class Axis>
+[[nodiscard]] std::vector<T> gather_over(Context& context, Axis& axis, const std::vector<T>& own,
+                                         std::string_view label, phase where) {
+  const auto count = static_cast<index_t>(own.size());
+  std::vector<piece> pieces;
+  for (int r = 0; r < axis.size(); ++r) pieces.push_back({r, r * count, 0, count});
+  std::vector<T> all(own.size() * pieces.size());
+  auto request = axis.start_all_gather(std::span<const T>(own), std::span<T>(all), pieces, label);
+  context.book(where);
+  request.wait(context.until());
+  request.drain(context.until());
+  return all;
+}
+
+// What every rank of a site gives, in rank order: of each shard group, then of all of them.
+template <class T, class Context>
+[[nodiscard]] std::vector<T> gather_from_all(Context& context, const std::vector<T>& own,
+                                             std::string_view label, phase where) {
+  const std::vector<T> of_group = gather_over<T>(context, context.collective, own, label, where);
+  if (context.replicas.size() == 1) return of_group;
+  return gather_over<T>(context, context.replicas, of_group, label, where);
+}
+
+// What the optimizers say about their options.
+template <class Rules>
+[[nodiscard]] std::string options_of(const Rules& optimizers) {
+  std::string text;
+  const auto add = [&](const auto& member) {
+    if constexpr (requires { text += member.options(); }) text += member.options() + "\n";
+  };
+  std::apply([&](const auto&... member) { (add(member), ...); }, optimizer_members(optimizers));
+  return text;
+}
+
+// Errors: plan_error naming the ranks of this site that have other plans, options or rules.
+template <class Context>
+void require_equal_plans(Context& context, const std::string& rules) {
+  const plan& p = context.plan;
+  // The schedule follows from these options as much as from the plan, and copies stay equal only if
+  // their optimizers have equal options.
+  const model_options& options = context.options;
+  const std::string common = fmt::format(
+      "{}prefetch {} reshard {} rounding seed {} {}\n{}", to_text(p), options.prefetch,
+      options.reshard_after_forward, options.rounding_seed, Context::precision::to_text(), rules);
+  const auto all = gather_from_all<std::uint64_t>(context, {common.size(), fnv1a(common)},
+                                                  "plan check", phase::setup);
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
+  for (std::size_t r = 0; r < all.size() / 2; ++r) {
+    std::string& list = ranks_by_plan[{all[2 * r], all[2 * r + 1]}];
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
+  }
+  if (ranks_by_plan.size() == 1) return;
+  std::string groups;
+  for (const auto& [plan_hash, ranks] : ranks_by_plan) {
+    groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
+  }
+  throw plan_error(fmt::format(
+      "the ranks have different plans ({}); rank {} has {} units and {} tensors; all ranks must "
+      "pass the same model, placement, optimizers, precision and options",
+      groups, context.replicas.rank() * p.ranks + context.rank(), p.spec.units().size(),
+      p.spec.tensors().size()));
+}
+
+// Do the ranks of the replicate axis hold the same? Errors: spec_error.
+template <class Context>
+void require_replicas(Context& context) {
+  if (context.replicas.size() == 1) return;
+  const auto place = static_cast<std::uint64_t>(context.rank());
+  for (const std::uint64_t other :
+       gather_over<std::uint64_t>(context, context.replicas, {place}, "mesh check", phase::setup)) {
+    if (other == place) continue;
+    throw spec_error(fmt::format(
+        "the replicate axis of the mesh joins rank {} of a shard group with rank {} of another, "
+        "which hold different parts of the model; make_mesh joins equal ones",
+        place, other));
+  }
+}
+
+// Where the sites are on their axis. Errors: spec_error if it is no row of whole sites.
+template <class Context>
+[[nodiscard]] site_map find_sites(Context& context) {
+  const plan& p = context.plan;
+  if constexpr (Context::elastic) {
+    const int ranks = context.replicas.size() * p.ranks;
+    if (ranks > 1) {
+      throw spec_error(fmt::format(
+          "an elastic site axis has sites of one rank each, but this one has {}: a site of several "
+          "ranks cannot lose one of them",
+          ranks));
+    }
+    const auto seats = static_cast<std::size_t>(context.sites.size());
+    site_map found{std::vector<int>(seats), std::vector<int>(seats, 1), context.sites.rank()};
+    std::iota(found.first.begin(), found.first.end(), 0);
+    return found;
+  }
+  if (context.sites.size() == 1) return {{0}, {p.ranks}, 0};
+  struct place {
+    std::uint64_t rank, ranks, replica;
+  };
+  const place own{static_cast<std::uint64_t>(context.rank()), static_cast<std::uint64_t>(p.ranks),
+                  static_cast<std::uint64_t>(context.replicas.rank())};
+  const auto all = gather_over<std::uint64_t>(
+      context, context.sites, {own.rank, own.ranks, own.replica}, "site check", phase::setup);
+  const auto place_of = [&](int rank) {
+    const std::uint64_t* words = all.data() + 3 * rank;
+    return place{words[0], words[1], words[2]};
+  };
+  site_map found;
+  for (int at = 0; at < context.sites.size();) {
+    const int ranks = static_cast<int>(place_of(at).ranks);
+    for (int r = 0; r < ranks; ++r) {
+      if (at + r < context.sites.size()) {
+        const place there = place_of(at + r);
+        if (there.rank == static_cast<std::uint64_t>(r) && there.ranks == place_of(at).ranks &&
+            there.replica == own.replica) {
+          continue;
+        }
+      }
+      throw spec_error(fmt::format(
+          "rank {} of the site axis should be rank {} of a site of {} ranks; the axis has all "
+          "ranks of one site after the other, of equal replicas: see make_sites",
+          at + r, r, ranks));
+    }
+    if (at <= context.sites.rank() && context.sites.rank() < at + ranks) found.own = found.count();
+    found.first.push_back(at);
+    found.ranks.push_back(ranks);
+    at += ranks;
+  }
+  return found;
+}
+
+// What this site shares with which ranks of others. Errors: plan_error if the sites do not train
+// the same; spec_error if they cannot share it.
+template <class Context, class Where, class Rules>
+[[nodiscard]] std::vector<shared_part> shared_with_sites(Context& context, const site_map& sites,
+                                                         const Where& placement,
+                                                         const Rules& optimizers) {
+  if (sites.count() == 1) return {};
+  const auto planned = [&](int ranks) {
+    return make_plan(context.plan.spec, ranks, placement, optimizers, Context::precision::bytes);
+  };
+  const std::string common =
+      to_text(planned(1)) + Context::precision::to_text() + "\n" + options_of(optimizers);
+  const std::vector<std::uint64_t> own{common.size(), fnv1a(common)};
+  const auto all =
+      gather_over<std::uint64_t>(context, context.sites, own, "site plan check", phase::setup);
+  for (int s = 0; s < sites.count(); ++s) {
+    const auto at = 2 * static_cast<std::size_t>(sites.first[static_cast<std::size_t>(s)]);
+    if (all[at] == own[0] && all[at + 1] == own[1]) continue;
+    if (Context::elastic && all[at] == 0) continue;  // nobody is there
+    throw plan_error(fmt::format(
+        "site {} trains something else than site {}: all sites must pass the same model, "
+        "optimizers and precision",
+        s, sites.own));
+  }
+  std::map<int, std::vector<std::vector<segment>>> by_ranks;
+  std::vector<const std::vector<std::vector<segment>>*> segments;
+  for (const int ranks : sites.ranks) {
+    if (!by_ranks.contains(ranks)) by_ranks[ranks] = planned(ranks).segments;
+    segments.push_back(&by_ranks[ranks]);
+  }
+  return shared_parts(context.plan, sites, segments);
+}
+
+}  // namespace mfsdp::inline MFSDP_ABI::detail
