@@ -74,48 +74,78 @@ struct large_model {
   }
 };
 
-// Bytes, states and modelled times of the large model.
-void print_large_model(json& figures) {
-  const large_model model;
-  const lordo::averaged<mfsdp::adamw> each_step{};
-  const lordo::local_steps<mfsdp::adamw> rest{
-      .periods = {.parameters = model.period, .first_moment = 0, .second_moment = 0}};
-  const lordo::sync_periods together{.parameters = model.period};
-  const auto ddp = model.load(lordo::averaged<mfsdp::adamw>{}, each_step);
-  const auto low_rank_ddp = model.load(
-      lordo::averaged<mfsdp::muon, lordo::exchange_low_rank>{.exchange = {.rank = model.rank}},
-      each_step);
-  const auto one_sided = model.load(lordo::galore<>{.rank = model.rank}, each_step);
-  const auto local_adam = model.load(lordo::local_steps<mfsdp::adamw>{.periods = together},
-                                     lordo::local_steps<mfsdp::adamw>{.periods = together});
-  const auto lordo =
-      model.load(lordo::low_rank_adam<>{.rank = model.rank, .periods = together}, rest);
-  const auto with_feedback = model.load(
-      lordo::low_rank_adam<>{
-          .rank = model.rank, .feedback = lordo::error_feedback::full, .periods = together},
-      rest);
-  const auto muon =
-      model.load(lordo::local_steps{.inner = mfsdp::muon{},
-                                    .periods = {.parameters = model.period, .first_moment = 0}},
-                 rest);
-  const auto muon_low_rank =
-      model.load(lordo::local_steps{.inner = mfsdp::muon{},
-                                    .periods = {.parameters = model.period, .first_moment = 0},
-                                    .exchange = lordo::exchange_low_rank{.rank = model.rank}},
-                 rest);
+// One line of the table of the large model.
+struct large_row {
+  std::string_view title;
+  mfsdp::exchange_load load;
+  double period = 1;
+  int rounds = 1;  // of a meeting, one after the other
+};
 
-  struct row {
-    std::string_view title;
-    const mfsdp::exchange_load& load;
-    double meets_every;
-  };
-  const std::vector<row> rows{{"DDP AdamW", ddp, 1},
-                              {"low-rank DDP, r (p + q)", low_rank_ddp, 1},
-                              {"low-rank DDP, one side", one_sided, 1},
-                              {"local AdamW", local_adam, 32},
-                              {"LoRDO global", lordo, 32},
-                              {"local Muon, parameters", muon, 32},
-                              {"local Muon, low-rank exchange", muon_low_rank, 32}};
+// Seconds of a step against bandwidth, a line for each method. False where gnuplot is missing.
+bool draw_wall_clock(const std::string& picture, const std::vector<large_row>& rows,
+                     double compute) {
+  const std::string stem = picture.substr(0, picture.rfind('.'));
+  std::string plot;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string data = fmt::format("{}.{}.dat", stem, i);
+    std::ofstream points(data);
+    for (double bandwidth = 0.1; bandwidth < 1000; bandwidth *= 1.25) {
+      const lordo::site_link link{"", 1e9 * bandwidth, 10e-3};
+      points << bandwidth << ' '
+             << lordo::step_seconds(compute, rows[i].load.exchanged / large_model::period,
+                                    rows[i].period, rows[i].rounds, 4, link)
+             << '\n';
+    }
+    plot += fmt::format("'{}' with lines lw 2 lc {} title '{}', ", data, i + 1, rows[i].title);
+  }
+  const std::string script = stem + ".gp";
+  std::ofstream file(script);
+  file << "set terminal pngcairo size 900,560 font 'sans,10'\nset output '" << picture
+       << "'\nset grid\nset logscale xy\nset xlabel 'Gbit/s between sites (latency 10 ms)'\n"
+       << "set ylabel 'seconds a step, modelled'\nplot " << plot << '\n';
+  file.close();
+  return std::system(("gnuplot '" + script + "'").c_str()) == 0;
+}
+
+// Bytes, states and modelled times of the large model.
+void print_large_model(json& figures, const std::string& picture) {
+  const large_model model;
+  const lordo::sync_periods together{.parameters = model.period};
+  const lordo::sync_periods parameters{
+      .parameters = model.period, .first_moment = 0, .second_moment = 0};
+  const lordo::averaged<mfsdp::adamw> each_step{};
+  const lordo::local_steps<mfsdp::adamw> rest{.periods = together};
+  const lordo::local_steps<mfsdp::adamw> rest_parameters{.periods = parameters};
+  const lordo::low_rank_adam<> low_rank{.rank = model.rank, .periods = together};
+  auto with_feedback = low_rank;
+  with_feedback.feedback = lordo::error_feedback::full;
+  using factored = lordo::exchange_low_rank;
+
+  const std::vector<large_row> rows{
+      {"DDP AdamW", model.load(lordo::averaged<mfsdp::adamw>{}, each_step)},
+      {"low-rank DDP, r (p + q)",
+       model.load(lordo::averaged<mfsdp::muon, factored>{.exchange = {.rank = model.rank}},
+                  each_step),
+       1, 2},
+      {"low-rank DDP, one side", model.load(lordo::galore<>{.rank = model.rank}, each_step)},
+      {"local AdamW", model.load(lordo::local_steps<mfsdp::adamw>{.periods = together}, rest),
+       model.period},
+      {"LoRDO, all moments", model.load(low_rank, rest), model.period},
+      {"LoRDO, moments of matrices", model.load(low_rank, rest_parameters), model.period},
+      {"local Muon, parameters only",
+       model.load(lordo::local_steps{.inner = mfsdp::muon{}, .periods = parameters},
+                  rest_parameters),
+       model.period},
+      {"local Muon, low-rank exchange",
+       model.load(lordo::local_steps{.inner = mfsdp::muon{},
+                                     .periods = parameters,
+                                     .exchange = factored{.rank = model.rank}},
+                  rest_parameters),
+       model.period, 2}};
+  const mfsdp::exchange_load& ddp = rows[0].load;
+  const mfsdp::exchange_load& lordo_load = rows[5].load;
+
   // Four sites of 8 chips at 40 % of 989 TFLOP/s each, 2 million tokens a step in all.
   const double compute =
       lordo::compute_seconds(static_cast<double>(ddp.parameters), 2e6 / 4, 8 * 989e12, 0.4);
@@ -125,52 +155,59 @@ void print_large_model(json& figures) {
                                             {"400 Gbit/s, 0.1 ms", 4e11, 1e-4}};
   fmt::print(
       "\n{:.0f}M parameters, rank {}, period {}: counted from shapes. Seconds a step on 4 sites, "
-      "by "
-      "a model: {:.2f} s of computing on 8 x 989 TFLOP/s at 40 %, nothing overlapped\n",
+      "by a model: {:.2f} s of computing on 8 x 989 TFLOP/s at 40 %, nothing overlapped\n",
       static_cast<double>(ddp.parameters) / 1e6, large_model::rank, large_model::period, compute);
   fmt::print("{:<32} {:>12} {:>9}", "method", "MB a step", "DDP over");
   for (const auto& link : links) fmt::print(" {:>19}", link.name);
   fmt::print("\n");
-  for (const row& r : rows) {
+  for (const large_row& r : rows) {
     const double numbers = r.load.exchanged / model.period;
     fmt::print("{:<32} {:>12.1f} {:>9.1f}", r.title, 4e-6 * numbers,
                ddp.exchanged / r.load.exchanged);
     for (const auto& link : links) {
-      fmt::print(" {:>19.2f}", lordo::step_seconds(compute, numbers, r.meets_every, 4, link));
+      fmt::print(" {:>19.2f}", lordo::step_seconds(compute, numbers, r.period, r.rounds, 4, link));
     }
     fmt::print("\n");
+  }
+  if (!draw_wall_clock(picture, rows, compute)) {
+    fmt::print(stderr, "no picture: gnuplot failed or is not installed\n");
   }
 
   const auto of = [](const mfsdp::exchange_load& load, std::string_view name) {
     const auto found = load.states.find(name);
-    return found == load.states.end() ? 0.0 : static_cast<double>(found->second);
+    if (found == load.states.end()) {
+      throw std::logic_error(fmt::format("no rule has a state '{}'", name));
+    }
+    return static_cast<double>(found->second);
   };
   // Of matrices alone: what LoRDO keeps of them against the two moments of Adam.
-  const mfsdp::model_spec& spec = model.spec;
   double matrices = 0;
-  for (const auto& tensor : spec.tensors()) {
-    if (tensor.role == mfsdp::tensor_role::matrix)
+  for (const auto& tensor : model.spec.tensors()) {
+    if (tensor.role == mfsdp::tensor_role::matrix) {
       matrices += static_cast<double>(tensor.elements());
+    }
   }
   const double others = static_cast<double>(ddp.parameters) - matrices;
   const double adam = 2 * matrices;
-  const double moments = of(lordo, "first_moment") + of(lordo, "second_moment") - 2 * others;
-  const double basis = of(lordo, "basis");
-  const double anchor = of(lordo, "anchor");
-  const double error = of(with_feedback, "error");
+  double numbers = 0;
   fmt::print("\nnumbers kept of the matrices, Adam's {:.0f}M over them\n", adam / 1e6);
-  const auto kept = [&](std::string_view title, double numbers) {
+  const auto keep = [&](std::string_view title, const std::string& key, double more) {
+    numbers += more;
     fmt::print("  {:<40} {:>8.1f}M {:>7.2f}\n", title, numbers / 1e6, adam / numbers);
-    return adam / numbers;
+    figures[key] = adam / numbers;
   };
-  figures["state_ratio_moments"] = kept("moments", moments);
-  figures["state_ratio_with_basis"] = kept("and basis", moments + basis);
-  figures["state_ratio_with_anchor"] = kept("and anchor", moments + basis + anchor);
-  figures["state_ratio_with_feedback"] =
-      kept("and error feedback", moments + basis + anchor + error);
-  figures["bytes_ratio_720m_ddp"] = ddp.exchanged / lordo.exchanged;
-  figures["bytes_ratio_720m_lowrank_ddp"] = low_rank_ddp.exchanged / lordo.exchanged;
-  figures["bytes_ratio_720m_lowrank_ddp_one_sided"] = one_sided.exchanged / lordo.exchanged;
+  keep("moments", "state_ratio_moments",
+       of(lordo_load, "first_moment") + of(lordo_load, "second_moment") - 2 * others);
+  keep("and basis", "state_ratio_with_basis", of(lordo_load, "basis"));
+  keep("and anchor", "state_ratio_with_anchor", of(lordo_load, "anchor"));
+  keep("and error feedback", "state_ratio_with_feedback",
+       of(model.load(with_feedback, rest), "feedback"));
+  figures["bytes_ratio_720m_ddp"] = ddp.exchanged / lordo_load.exchanged;
+  figures["bytes_ratio_720m_lowrank_ddp"] = rows[1].load.exchanged / lordo_load.exchanged;
+  figures["bytes_ratio_720m_lowrank_ddp_one_sided"] = rows[2].load.exchanged / lordo_load.exchanged;
+  figures["bytes_ratio_720m_ddp_all_moments"] = ddp.exchanged / rows[4].load.exchanged;
+  figures["bytes_ratio_720m_lowrank_ddp_all_moments"] =
+      rows[1].load.exchanged / rows[4].load.exchanged;
 }
 
 void write_json(const std::string& path, const json& figures) {
@@ -208,10 +245,10 @@ void demo(const std::vector<method>& all, const settings& how, const text& data,
   figures["counter_formula_error_max"] = error;
   figures["bytes_in_step"] = 4 * in_step;
   fmt::print("\ncounted bytes and formulas differ by {:.2f} % at most\n", 100 * error);
-  print_large_model(figures);
+  print_large_model(figures, folder + "/lordo_wall_clock.png");
   write_json(folder + "/lordo.json", figures);
   if (draw(folder + "/lordo.png", results)) {
-    fmt::print("\nwrote {0}/lordo.png and {0}/lordo.json\n", folder);
+    fmt::print("\nwrote {0}/lordo.png, {0}/lordo_wall_clock.png and {0}/lordo.json\n", folder);
   }
 }
 

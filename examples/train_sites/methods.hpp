@@ -33,12 +33,10 @@ struct method {
   int sites = 4;  // or two, of two owners each
 };
 
-// A low-rank exchange is so much smaller that four of them fit into one of whole matrices.
-inline constexpr int exchanges_a_period = 4;
 inline constexpr int galore_refresh = 100;
 
 inline int factored_period(const settings& how) {
-  return std::max(1, how.period / exchanges_a_period);
+  return how.period / exchanges_a_period;
 }
 
 inline double meetings(const settings& how) {

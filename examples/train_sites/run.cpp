@@ -21,9 +21,11 @@ outcome run(const settings& how, const text& data, const rules& chosen) {
         fmt::format("{} sequences a step cannot be shared out evenly over {} sites", how.sequences,
                     how.sites()));
   }
-  if (how.steps % how.period != 0) {
+  if (how.steps % how.period != 0 || how.period % exchanges_a_period != 0) {
     throw std::invalid_argument(fmt::format(
-        "{} steps end between two meetings, which are {} steps apart", how.steps, how.period));
+        "{} steps and a period of {}: a run ends with a meeting if the steps are a multiple of the "
+        "period, and the period one of {}",
+        how.steps, how.period, exchanges_a_period));
   }
   train_gpt::settings one{.steps = how.steps,
                           .sequences = how.sequences / how.sites(),

@@ -47,6 +47,9 @@ struct outcome {
   lordo::basis_report bases;  // of the first site, at the end
 };
 
+// A low-rank exchange is so much smaller that four of them fit into one of whole matrices.
+inline constexpr int exchanges_a_period = 4;
+
 // Trains with two of these rules. Errors: std::invalid_argument if the sequences cannot be shared
 // out evenly, or if the run ends between two meetings.
 outcome run(const settings& how, const text& data, const rules& chosen);

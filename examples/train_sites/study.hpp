@@ -20,22 +20,28 @@ class record {
     std::string line;
     while (std::getline(file, line)) {
       const auto tab = line.rfind('\t');
-      if (tab != std::string::npos) losses_[line.substr(0, tab)] = std::stod(line.substr(tab + 1));
+      // A line that a stop has cut short has no end mark.
+      if (tab == std::string::npos || !line.ends_with(';')) continue;
+      losses_[line.substr(0, tab)] = std::stod(line.substr(tab + 1));
     }
   }
 
   // The validation loss of a run, trained if it is not on record.
   double loss(const method& m, settings how, const text& data) {
     if (m.sites == 2) how.ranks = {2, 2};
-    const std::string key =
-        fmt::format("{}\trate {:g}\trank {}\tperiod {}\tsteps {}\tseed {}", m.name, how.rate,
-                    how.rank, how.period, how.steps, how.seed);
+    const std::string key = fmt::format(
+        "{}\trate {:g}\trank {}\tperiod {}\tsteps {}\tseed {}\t{} sites, {} sequences, {} x {} x "
+        "{}, rest "
+        "{:g}, {} bytes",
+        m.name, how.rate, how.rank, how.period, how.steps, how.seed, how.sites(), how.sequences,
+        how.shape.layers, how.shape.width, how.shape.context, how.elementwise_rate,
+        data.training().size());
     const auto known = losses_.find(key);
     if (known != losses_.end()) return known->second;
     const double loss = train(m, how, data).validation;
     fmt::print("{}\t{:.4f}\n", key, loss);
     std::fflush(stdout);
-    std::ofstream(path_, std::ios::app) << fmt::format("{}\t{:.6f}\n", key, loss);
+    std::ofstream(path_, std::ios::app) << fmt::format("{}\t{:.6f};\n", key, loss);
     return losses_[key] = loss;
   }
 

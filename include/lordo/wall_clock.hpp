@@ -30,10 +30,12 @@ struct site_link {
 }
 
 // Seconds of a step on average, nothing overlapped: each step computes, and every `period` steps
-// sites exchange `numbers` each of four bytes, that many on average a step.
-[[nodiscard]] constexpr double step_seconds(double compute, double numbers_a_step, double period,
-                                            int sites, const site_link& link) {
-  return compute + all_reduce_seconds(4 * numbers_a_step * period, sites, link) / period;
+// sites exchange what makes up `numbers` of four bytes a step, in `rounds` that wait for each
+// other.
+[[nodiscard]] constexpr double step_seconds(double compute, double numbers, double period,
+                                            int rounds, int sites, const site_link& link) {
+  const double transfer = all_reduce_seconds(4 * numbers, sites, {link.name, link.bits_per_second});
+  return compute + transfer + (sites == 1 ? 0 : rounds * link.latency_seconds / period);
 }
 
 }  // namespace lordo::inline MFSDP_ABI

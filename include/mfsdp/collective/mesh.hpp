@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <vector>
 
 #include "mfsdp/collective/self.hpp"
@@ -43,8 +44,9 @@ template <Splits World>
 }
 
 // Cuts a world into sites of neighbouring ranks, each a shard group, that meet on the site axis;
-// site s has ranks[s] of them, `make_sites(world, {2, 3})`. A collective call, of one split.
-// Errors: spec_error unless they make up the world.
+// site s has ranks[s] of them, `make_sites(world, {2, 3})`. A collective call, of two splits.
+// Errors: spec_error unless they make up the world, or if this rank and another were given other
+// lists.
 template <Splits World>
 [[nodiscard]] auto make_sites(World world, const std::vector<int>& ranks) {
   int site = 0;
@@ -57,6 +59,15 @@ template <Splits World>
   if (end != world.size()) {
     throw spec_error(
         fmt::format("the sites have {} ranks together, the world has {}", end, world.size()));
+  }
+  // Ranks with one list form one group: all of them.
+  std::uint32_t list = 17;
+  for (const int r : ranks) list = 31 * list + static_cast<std::uint32_t>(r);
+  const int alike = world.split(static_cast<int>(list & 0x7fffffff)).size();
+  if (alike != world.size()) {
+    throw spec_error(fmt::format(
+        "rank {} was given the sites {}, as {} of {} ranks were; all ranks must be given the same",
+        world.rank(), fmt::join(ranks, ", "), alike, world.size()));
   }
   return mesh{.shard = world.split(site), .replicate = self{}, .site = world};
 }

@@ -73,8 +73,22 @@ struct check_rules<P, std::tuple<O...>> {
   static_assert(((sizeof(check_optimizer<O>) + sizeof(check_cuts<O, P>)) && ...));
 };
 
+// A rule that has one of these members means to be periodic, and is told which other it lacks.
+template <class O>
+concept means_to_exchange = requires { O::rounds_before_update; } ||
+                            requires { O::rounds_after_update; } || requires { &O::exchanges; };
+template <class O>
+struct check_rounds {
+  static_assert(!means_to_exchange<O> || optimizer_rounds<O>,
+                "mfsdp: PeriodicOptimizer lacks 'static constexpr int rounds_before_update' or "
+                "'rounds_after_update'");
+  static_assert(!means_to_exchange<O> || optimizer_exchanges<O>,
+                "mfsdp: PeriodicOptimizer lacks 'std::array<bool, 1 + N> exchanges(matrix_shape, "
+                "exchange_round) const', with one more than states(shape) has");
+};
+
 template <class O, class B>
-struct check_exchange {};
+struct check_exchange : check_rounds<O> {};
 template <PeriodicOptimizer O, Backend B>
 struct check_exchange<O, B> {
   static_assert(optimizer_contribute<O, B>,
@@ -194,10 +208,11 @@ struct check_replicas<Axes, Precision> {
 // What sites need of each other, and of the optimizers that they train with.
 template <class O>
 struct check_periodic {
-  static_assert(!Optimizer<O> || PeriodicOptimizer<O>,
+  static_assert(!Optimizer<O> || PeriodicOptimizer<O> || means_to_exchange<O>,
                 "mfsdp: the mesh has a site axis, but an optimizer is no PeriodicOptimizer and "
                 "knows no other sites; wrap it: lordo::local_steps{.inner = optimizer}");
 };
+
 // An axis that never has another rank.
 template <class C>
 concept alone = requires { typename std::integral_constant<int, C::size()>; } && C::size() == 1;
