@@ -1,6 +1,7 @@
 // periods: at which steps sites meet.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,6 +12,16 @@
 
 namespace lordo::inline MFSDP_ABI {
 
+namespace detail {
+
+// What operations once in a period come to in a step. Planners may ask before the period is
+// checked.
+[[nodiscard]] constexpr std::int64_t in_a_step(std::int64_t operations, std::int64_t period) {
+  return operations / std::max(period, std::int64_t{1});
+}
+
+}  // namespace detail
+
 // In steps of the model. An item is due with period K at the steps t with
 // (t + stagger * item) mod K = 0: all items together, or, with stagger s, s steps apart.
 struct sync_periods {
@@ -20,7 +31,16 @@ struct sync_periods {
   std::int64_t stagger = 0;
 
   [[nodiscard]] constexpr bool due(std::int64_t period, std::int64_t step, std::size_t item) const {
-    return period > 0 && (step + stagger * static_cast<std::int64_t>(item)) % period == 0;
+    if (period <= 0) return false;
+    // By doubling, since stagger * item need not fit.
+    const auto modulus = static_cast<std::uint64_t>(period);
+    std::uint64_t sum = static_cast<std::uint64_t>(step) % modulus;
+    std::uint64_t shift = static_cast<std::uint64_t>(stagger) % modulus;
+    for (std::size_t times = item; times > 0; times /= 2) {
+      if (times % 2 == 1) sum = (sum + shift) % modulus;
+      shift = (shift + shift) % modulus;
+    }
+    return sum == 0;
   }
   [[nodiscard]] constexpr bool parameters_due(std::int64_t step, std::size_t item) const {
     return due(parameters, step, item);

@@ -29,6 +29,23 @@ TEST_CASE("staggered items take turns, each once in a period") {
   CHECK_FALSE(periods.parameters_due(8, 1));
 }
 
+TEST_CASE("a stagger counts modulo the period, however large it is") {
+  constexpr std::int64_t huge = std::int64_t{1} << 62;
+  for (const std::int64_t period : {std::int64_t{7}, std::int64_t{32}, huge - 1}) {
+    // 2^62 is 4 modulo 7, 0 modulo 32, 1 modulo 2^62 - 1.
+    const std::int64_t rest = huge % period;
+    const sync_periods large{.parameters = period, .stagger = huge};
+    const sync_periods same{.parameters = period, .stagger = rest};
+    for (std::size_t item = 0; item < 50; ++item) {
+      for (std::int64_t step = 1; step <= 64; ++step) {
+        CHECK(large.parameters_due(step, item) == same.parameters_due(step, item));
+      }
+    }
+  }
+  constexpr sync_periods wide{.parameters = huge, .stagger = huge - 1};
+  static_assert(wide.parameters_due(5, 5) && !wide.parameters_due(5, 4));
+}
+
 TEST_CASE("periods that make no sense are refused by name") {
   sync_periods{}.check("rule");
   CHECK_THROWS_WITH_AS(sync_periods{.parameters = 0}.check("rule"),

@@ -44,7 +44,7 @@ struct golden_case {
 
 // All cases of a file below MFSDP_TEST_DATA. Throws on a missing or malformed file.
 inline std::map<std::string, golden_case> read_golden(const std::string& file) {
-  const std::string path = std::string(MFSDP_TEST_DATA) + "/" + file;
+  const std::string path = MFSDP_TEST_DATA "/" + file;
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot read " + path);
   std::map<std::string, golden_case> cases;

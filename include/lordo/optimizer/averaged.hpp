@@ -18,7 +18,9 @@ namespace lordo::inline MFSDP_ABI {
 
 // `averaged{mfsdp::adamw{}}`: the gradient is averaged over the sites before every update, and the
 // rule of `inner` steps on the mean. Parameters and states start equal and stay equal to the last
-// bit, so nothing else is sent: the rule is that of one site with the batch of all of them.
+// bit, so nothing else is sent. With batches of equal size the rule is that of one site with the
+// batch of all of them; of unequal batches the mean is not weighted, and sharded_model::clip scales
+// the gradient of each site by its own norm, before the mean.
 //
 // Sends rows x cols numbers a step. Keeps, beside the states of the inner rule, the mean gradient:
 // one number a weight, which is the price of an exchange that knows states only.
@@ -106,6 +108,14 @@ struct averaged {
     if (factors(parameter.shape())) {
       exchange.start(backend, exchange_part(states), parameter.shape(), context.item);
     }
+  }
+
+  // A site that joins has left nothing out yet.
+  template <mfsdp::Backend B, class T>
+    requires compresses
+  void join(B& backend, const spans<T>& states, mfsdp::matrix_view<T>,
+            const mfsdp::update_context<T>&) const {
+    backend.fill(states[exchange_at + Exchange::residual], T(0));
   }
 
   template <class B, class T>

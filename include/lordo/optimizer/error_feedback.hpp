@@ -10,9 +10,9 @@ namespace lordo::inline MFSDP_ABI {
 
 // With A = G + E, g = project(A) and rest = A - lift(g), what E becomes:
 enum class error_feedback {
-  none,     // there is no E
-  full,     // rest
-  window,   // rest; at the first step of a round only that of G, so that no error outlives a round
+  none,    // there is no E
+  full,    // rest
+  window,  // rest; at the first update of a round only that of G, so that no error outlives a round
   decayed,  // a factor times rest
 };
 

@@ -13,6 +13,7 @@
 
 #include "lordo/concepts.hpp"
 #include "lordo/optimizer/adam_options.hpp"
+#include "lordo/periods.hpp"
 #include "lordo/projector/random.hpp"
 #include "lordo/projector/svd.hpp"
 #include "lordo/subspace.hpp"
@@ -64,7 +65,11 @@ struct galore {
   static constexpr int rounds_after_update = 0;
 
   void check() const {
-    detail::check_adam(name, rank, beta1, beta2, epsilon);
+    detail::check_rank(name, rank);
+    detail::check_adam(name, beta1, beta2, epsilon);
+    detail::check_not_negative(name, "learning_rate", learning_rate);
+    detail::check_not_negative(name, "weight_decay", weight_decay);
+    detail::check_not_negative(name, "scale", scale);
     if (refresh < 1) {
       throw mfsdp::spec_error(fmt::format(
           "galore: refresh is {}; a basis stays for a positive number of steps", refresh));
@@ -78,7 +83,7 @@ struct galore {
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const {
     if (!low_rank(shape)) return 16 * shape.elements();
     return (4 * rank + 4) * shape.elements() + 12 * projected_shape(shape, rank).elements() +
-           projector.flops(shape, rank) / refresh;
+           detail::in_a_step(projector.flops(shape, rank), refresh);
   }
   [[nodiscard]] constexpr std::array<mfsdp::state_spec, 5> states(matrix_shape shape) const {
     const bool low = low_rank(shape);
@@ -109,9 +114,7 @@ struct galore {
   template <mfsdp::DecomposingBackend B, class T>
   void start(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
-    if (!low_rank(parameter.shape())) return;
-    const matrix_view<T> basis(state[0].data(), basis_shape(parameter.shape(), rank));
-    random_projection{}.basis<B, T>(backend, {}, {.item = context.item}, {}, basis);
+    detail::start_basis<B, T>(backend, state[0], parameter.shape(), context.item);
   }
 
   template <mfsdp::Backend B, class T>
@@ -138,7 +141,9 @@ struct galore {
     if (context.model_step == 1 && P::needs_signal) {
       svd{}.basis<B, T>(backend, mean, draw, basis, next, workspace.rest());
     } else {
-      projector.template basis<B, T>(backend, mean, draw, basis, next, workspace.rest());
+      const matrix_view<const T> signal =
+          P::needs_signal ? matrix_view<const T>(mean) : matrix_view<const T>();
+      projector.template basis<B, T>(backend, signal, draw, basis, next, workspace.rest());
     }
     backend.copy(next.flat(), basis.flat());
     project_gradient(backend, state, shape);
@@ -154,22 +159,11 @@ struct galore {
     const T by =
         static_cast<T>(rate * scale * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)));
     const T keep = static_cast<T>(1 - rate * weight_decay);
-    const T keep1 = static_cast<T>(beta1);
-    const T take1 = static_cast<T>(1 - beta1);
-    const T keep2 = static_cast<T>(beta2);
-    const T take2 = static_cast<T>(1 - beta2);
-    const T floor = static_cast<T>(epsilon);
-    const auto adam = [=](auto& e, auto& m, auto& v, const auto& g) {
-      using std::sqrt;
-      m = keep1 * m + take1 * g;
-      v = keep2 * v + take2 * g * g;
-      e = m / (sqrt(v) + floor);
-    };
+    const detail::adam_kernel<T> adam(beta1, beta2, epsilon);
     const auto take_step = [=](auto& w, const auto& e) { w = keep * (w - by * e); };
     if (!low_rank(shape)) {
       // The mean gradient is not needed any more, so the direction takes its place.
-      backend.transform([=](auto& g, auto& m, auto& v) { adam(g, m, v, g); }, state[4], state[1],
-                        state[2]);
+      backend.transform(adam, state[1], state[2], state[4]);
       backend.transform(take_step, parameter.flat(), state[4]);
       return;
     }
@@ -178,7 +172,8 @@ struct galore {
     const matrix_view<T> full = workspace.take(shape);
     const matrix_view<T> low = workspace.take(projected_shape(shape, rank));
     const matrix_view<T> basis(state[0].data(), basis_shape(shape, rank));
-    backend.transform(adam, low.flat(), state[1], state[2], state[3]);
+    backend.copy(state[3], low.flat());
+    backend.transform(adam, state[1], state[2], low.flat());
     lift<B, T>(backend, T(1), basis, low, T(0), full);
     backend.transform(take_step, parameter.flat(), full.flat());
   }

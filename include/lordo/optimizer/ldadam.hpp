@@ -64,7 +64,10 @@ struct ldadam {
   static constexpr int rounds_after_update = 0;
 
   void check() const {
-    detail::check_adam(name, rank, beta1, beta2, epsilon);
+    detail::check_rank(name, rank);
+    detail::check_adam(name, beta1, beta2, epsilon);
+    detail::check_not_negative(name, "learning_rate", learning_rate);
+    detail::check_not_negative(name, "weight_decay", weight_decay);
     if (!(interpolation >= 0 && interpolation <= 1)) {
       throw mfsdp::spec_error(
           fmt::format("ldadam: interpolation is {}, not from 0 to 1", interpolation));
@@ -106,9 +109,7 @@ struct ldadam {
   template <mfsdp::DecomposingBackend B, class T>
   void start(B& backend, const std::array<std::span<T>, 4>& state, matrix_view<T> parameter,
              const mfsdp::update_context<T>& context) const {
-    if (!low_rank(parameter.shape())) return;
-    const matrix_view<T> basis(state[0].data(), basis_shape(parameter.shape(), rank));
-    random_projection{}.basis<B, T>(backend, {}, {.item = context.item}, {}, basis);
+    detail::start_basis<B, T>(backend, state[0], parameter.shape(), context.item);
   }
 
   template <mfsdp::Backend B, class T>
@@ -135,7 +136,7 @@ struct ldadam {
     const T keep = static_cast<T>(1 - rate * weight_decay);
     const T by = static_cast<T>(rate);
     if (!low_rank(shape)) {
-      const auto step = adam_kernel<T>(context.step);
+      const auto step = adam_at<T>(context.step);
       backend.transform(
           [=](auto& w, auto& m, auto& v, auto& g) {
             step(m, v, g);
@@ -160,14 +161,14 @@ struct ldadam {
     const double bias1 = 1 - std::pow(beta1, static_cast<double>(context.step - 1));
     const double bias2 = 1 - std::pow(beta2, static_cast<double>(context.step - 1));
     const basis_draw draw{context.item, context.model_step};
-    if (context.step == 1 && P::needs_signal) {
+    if (!P::needs_signal) {
+      projector.template basis<B, T>(backend, {}, draw, basis, next, workspace.rest());
+    } else if (context.step == 1) {
       svd{}.basis<B, T>(backend, residual, draw, basis, next, workspace.rest());
     } else {
-      if (context.step > 1) {
-        backend.copy(residual.flat(), full.flat());
-        lift<B, T>(backend, static_cast<T>(interpolation / bias1), basis, first,
-                   static_cast<T>(1 - interpolation), full);
-      }
+      backend.copy(residual.flat(), full.flat());
+      lift<B, T>(backend, static_cast<T>(interpolation / bias1), basis, first,
+                 static_cast<T>(1 - interpolation), full);
       projector.template basis<B, T>(backend, full, draw, basis, next, workspace.rest());
     }
 
@@ -187,7 +188,7 @@ struct ldadam {
       lift<B, T>(backend, T(-1), basis, taken, T(1), residual);
     }
 
-    backend.transform(adam_kernel<T>(context.step), first.flat(), second.flat(), low.flat());
+    backend.transform(adam_at<T>(context.step), first.flat(), second.flat(), low.flat());
     lift<B, T>(backend, T(1), basis, low, T(0), full);
     backend.transform([keep, by](auto& w, const auto& e) { w = keep * w - by * e; },
                       parameter.flat(), full.flat());
@@ -197,23 +198,13 @@ struct ldadam {
   [[nodiscard]] constexpr bool low_rank(matrix_shape shape) const {
     return rank < std::min(shape.rows, shape.cols);
   }
-  // The moments take g, which becomes the direction of the step.
   template <class T>
-  [[nodiscard]] auto adam_kernel(std::int64_t step) const {
+  [[nodiscard]] detail::adam_kernel<T> adam_at(std::int64_t step) const {
     const double t = static_cast<double>(step);
-    const T keep1 = static_cast<T>(beta1);
-    const T take1 = static_cast<T>(1 - beta1);
-    const T keep2 = static_cast<T>(beta2);
-    const T take2 = static_cast<T>(1 - beta2);
-    const T unbias1 = static_cast<T>(1 / (1 - std::pow(beta1, t)));
-    const T unbias2 = static_cast<T>(1 / (1 - std::pow(beta2, t)));
-    const T floor = static_cast<T>(epsilon);
-    return [=](auto& m, auto& v, auto& g) {
-      using std::sqrt;
-      m = keep1 * m + take1 * g;
-      v = keep2 * v + take2 * g * g;
-      g = unbias1 * m / (sqrt(unbias2 * v) + floor);
-    };
+    detail::adam_kernel<T> kernel(beta1, beta2, epsilon);
+    kernel.momentum = static_cast<T>(1 / (1 - std::pow(beta1, t)));
+    kernel.unbias = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
+    return kernel;
   }
 };
 

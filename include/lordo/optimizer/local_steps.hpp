@@ -94,7 +94,7 @@ struct local_steps {
     mfsdp::index_t sync = 0;
     if constexpr (anchored) sync += 6 * shape.elements();
     if constexpr (compresses) sync += exchange.flops(shape);
-    return inner.flops(shape) + sync / periods.parameters;
+    return inner.flops(shape) + detail::in_a_step(sync, periods.parameters);
   }
   [[nodiscard]] constexpr std::array<mfsdp::state_spec, all_states> states(
       mfsdp::matrix_shape shape) const {

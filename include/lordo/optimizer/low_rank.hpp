@@ -43,7 +43,7 @@ namespace lordo::inline MFSDP_ABI {
 //
 // Moments are averaged at periods of their own, in the basis that is common to all sites, before a
 // rotation of the same step. The local form has no anchor, keeps its moments to itself and takes a
-// basis from A at the first step of a round. A Projector that reads no signal needs no anchor
+// basis from A at the first update after a sync. A Projector that reads no signal needs no anchor
 // either. Where there is no anchor, decay is of the parameter.
 //
 // omega weighs the momentum, but the full-rank term is the larger one far below omega = 0.9, as the
@@ -65,6 +65,8 @@ namespace lordo::inline MFSDP_ABI {
 // is theirs and what is not.
 template <class Moments, class P>
 struct low_rank {
+  static constexpr double usual_feedback_decay = 0.9;
+
   index_t rank = 0;  // positive
   double learning_rate = Moments::learning_rate;
   basis_source variant = basis_source::global;
@@ -74,11 +76,11 @@ struct low_rank {
   Moments moments{};
   P projector{};
   clipping clip{};
-  std::optional<error_feedback> feedback{};  // if not given, none if global, full if local
-  double feedback_decay = 0.9;               // for error_feedback::decayed
+  std::optional<error_feedback> feedback{};      // if not given, none if global, full if local
+  double feedback_decay = usual_feedback_decay;  // for error_feedback::decayed only
   first_basis first = first_basis::gradient;
   double weight_decay = 0;
-  decay_source decay_from = decay_source::anchor;
+  std::optional<decay_source> decay_from{};  // if not given, the anchor where there is one
   sync_periods periods{};
 
   static_assert(sizeof(contract::check_projector<P>) > 0);
@@ -99,17 +101,19 @@ struct low_rank {
     anchor,
     error,
     decay_sum,
-    figures
+    figures,
+    round_open
   };
   template <class T>
-  using state_array = std::array<std::span<T>, 7>;
+  using state_array = std::array<std::span<T>, 8>;
 
   void check() const {
     const auto refuse = [](std::string_view what, double value, std::string_view cure) {
       throw mfsdp::spec_error(fmt::format("{}: {} is {}; {}", name, what, value, cure));
     };
-    if (rank < 1) refuse("rank", static_cast<double>(rank), "give the rank of the basis");
-    if (!(learning_rate >= 0)) refuse("learning_rate", learning_rate, "it cannot be negative");
+    detail::check_rank(name, rank);
+    detail::check_not_negative(name, "learning_rate", learning_rate);
+    detail::check_not_negative(name, "weight_decay", weight_decay);
     if (!(omega >= 0 && omega <= 1)) {
       refuse("omega", omega, "it weighs the low-rank term, from 0 to 1");
     }
@@ -117,7 +121,17 @@ struct low_rank {
     if (!(feedback_decay >= 0 && feedback_decay <= 1)) {
       refuse("feedback_decay", feedback_decay, "it must be from 0 to 1");
     }
-    if (!(weight_decay >= 0)) refuse("weight_decay", weight_decay, "it cannot be negative");
+    if (feedback_decay != usual_feedback_decay && feedback_in_use() != error_feedback::decayed) {
+      refuse("feedback_decay", feedback_decay, "it has no effect without error_feedback::decayed");
+    }
+    if (decay_from == decay_source::anchor && !keeps_anchor()) {
+      throw mfsdp::spec_error(
+          fmt::format("{}: decay_from is the anchor, which {} does not keep; leave it out or set "
+                      "decay_source::parameter",
+                      name,
+                      variant == basis_source::local ? "the local form"
+                                                     : "a rule whose Projector reads no signal"));
+    }
     moments.check(name);
     clip.check(name);
     periods.check(name);
@@ -132,7 +146,7 @@ struct low_rank {
         name, rank, learning_rate, static_cast<int>(variant), omega, mu,
         static_cast<int>(full_term), moments.options(), projector.options(), clip.options(),
         static_cast<int>(feedback_in_use()), feedback_decay, static_cast<int>(first), weight_decay,
-        static_cast<int>(decay_from), periods.options());
+        static_cast<int>(decay_in_use()), periods.options());
   }
 
   // Whether the matrix is updated at full size, without a basis.
@@ -150,11 +164,11 @@ struct low_rank {
                            2 * rank * basis_shape(shape, rank).elements() +
                            4 * rank * low.elements() + 3 * shape.elements();
     return 2 * products * rank * shape.elements() + moments.flops(low) + 12 * shape.elements() +
-           change / std::max(periods.parameters, std::int64_t{1});
+           detail::in_a_step(change, periods.parameters);
   }
 
   // All exact, as sites compare them bit by bit.
-  [[nodiscard]] constexpr std::array<mfsdp::state_spec, 7> states(matrix_shape shape) const {
+  [[nodiscard]] constexpr std::array<mfsdp::state_spec, 8> states(matrix_shape shape) const {
     const bool full = full_size(shape);
     const index_t low = full ? shape.elements() : projected_shape(shape, rank).elements();
     return {{{"basis", full ? 0 : basis_shape(shape, rank).elements(), true},
@@ -164,7 +178,8 @@ struct low_rank {
              {"feedback", !full && feedback_in_use() != error_feedback::none ? shape.elements() : 0,
               true},
              {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
-             {"figures", full ? 0 : static_cast<index_t>(figure::count), true}}};
+             {"figures", full ? 0 : static_cast<index_t>(figure::count), true},
+             {"round_open", !full && opens_rounds() ? 1 : 0, true}}};
   }
 
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
@@ -172,9 +187,9 @@ struct low_rank {
     return 2 * mfsdp::detail::workspace_part(shape.elements()) + moments.workspace_size(shape);
   }
 
-  [[nodiscard]] constexpr std::array<bool, 8> exchanges(matrix_shape shape,
+  [[nodiscard]] constexpr std::array<bool, 9> exchanges(matrix_shape shape,
                                                         mfsdp::exchange_round round) const {
-    std::array<bool, 8> flags{};
+    std::array<bool, 9> flags{};
     if (round.round == 0) {
       flags[1 + anchor] = has_anchor(shape) && decomposes_first_gradient() && round.step == 1;
       return flags;
@@ -196,7 +211,7 @@ struct low_rank {
     detail::low_rank_step(*this, backend, states, parameter, context).start();
   }
 
-  // A site that joins starts from the anchor, with no error.
+  // A site that joins starts from the anchor, with no error; the local form opens a round.
   template <mfsdp::Backend B, class T>
   void join(B& backend, const state_array<T>& states, matrix_view<T> parameter,
             const mfsdp::update_context<T>&) const {
@@ -205,6 +220,7 @@ struct low_rank {
     }
     backend.fill(states[error], T(0));
     backend.fill(states[decay_sum], T(0));
+    backend.fill(states[round_open], T(0));
   }
 
   template <mfsdp::DecomposingBackend B, class T>
@@ -221,9 +237,9 @@ struct low_rank {
     detail::low_rank_step step(*this, backend, states, parameter, context);
     if (round == 0) {
       step.take_first_basis();
-    } else if (variant == basis_source::global &&
-               periods.parameters_due(context.model_step, context.item)) {
-      step.synchronize();
+    } else if (periods.parameters_due(context.model_step, context.item)) {
+      if (variant == basis_source::global) step.synchronize();
+      step.end_round();
     }
   }
 
@@ -239,8 +255,7 @@ struct low_rank {
       return;
     }
     detail::low_rank_step(*this, backend, states, parameter, context)
-        .update(gradient, periods.parameters_due(context.model_step - 1, context.item),
-                periods.parameters_due(context.model_step, context.item));
+        .update(gradient, periods.parameters_due(context.model_step, context.item));
   }
 
   // What is in use if it was not given, or not needed.
@@ -252,13 +267,23 @@ struct low_rank {
     return P::needs_signal && first == first_basis::gradient;
   }
   [[nodiscard]] constexpr bool has_anchor(matrix_shape shape) const {
-    return variant == basis_source::global && P::needs_signal && !full_size(shape);
+    return keeps_anchor() && !full_size(shape);
+  }
+  [[nodiscard]] constexpr decay_source decay_in_use() const {
+    return decay_from.value_or(keeps_anchor() ? decay_source::anchor : decay_source::parameter);
   }
   [[nodiscard]] constexpr bool decays_from_anchor(matrix_shape shape) const {
-    return has_anchor(shape) && weight_decay > 0 && decay_from == decay_source::anchor;
+    return has_anchor(shape) && weight_decay > 0 && decay_in_use() == decay_source::anchor;
   }
 
  private:
+  [[nodiscard]] constexpr bool keeps_anchor() const {
+    return variant == basis_source::global && P::needs_signal;
+  }
+  // Whether the first update of a round differs from the others.
+  [[nodiscard]] constexpr bool opens_rounds() const {
+    return variant == basis_source::local || feedback_in_use() == error_feedback::window;
+  }
   template <class B, class T>
   void update_full_size(B& backend, const state_array<T>& states, matrix_view<T> parameter,
                         matrix_view<const T> gradient,

@@ -8,7 +8,7 @@ namespace lordo::inline MFSDP_ABI {
 // Where the basis of a site comes from.
 enum class basis_source {
   global,  // all sites share one, of their mean pseudo-gradient, from sync to sync
-  local,   // each has its own, of its gradient at the first step of a round
+  local,   // each has its own, of its gradient at the first update of a round
 };
 
 // What the full-rank term is made of.

@@ -72,13 +72,14 @@ class low_rank_step {
         anchor_(states[Rule::anchor]),
         error_(states[Rule::error].data(), parameter.shape()),
         decay_sum_(states[Rule::decay_sum]),
-        figures_(states[Rule::figures]) {
+        figures_(states[Rule::figures]),
+        round_open_(states[Rule::round_open]) {
     if (Rule::has_second_moment) second_ = {states[Rule::second_moment].data(), first_.shape()};
   }
 
   // Any basis, the same on all sites.
   void start() {
-    random_projection{}.basis(backend_, {}, basis_draw{context_.item, 0}, {}, basis_);
+    start_basis(backend_, basis_.flat(), parameter_.shape(), context_.item);
     if (!rule_.projector.needs_signal) {
       find_basis(rule_.projector, {}, 0);
       adopt_basis();
@@ -110,7 +111,11 @@ class low_rank_step {
     change_basis(context_.model_step);
   }
 
-  void update(matrix_view<const T> raw, bool opens_round, bool ends_round) {
+  // The next update opens a round.
+  void end_round() { backend_.fill(round_open_, T(0)); }
+
+  void update(matrix_view<const T> raw, bool ends_round) {
+    const bool opens_round = open_round();
     const matrix_view<T> gradient = scratch_.gradient;
     const matrix_view<T> other = scratch_.other;
     const matrix_view<T> low = scratch_.low;
@@ -118,8 +123,9 @@ class low_rank_step {
     if (rule_.variant == basis_source::local) take_own_basis(opens_round);
 
     project<B, T>(backend_, T(1), basis_, gradient, T(0), low);
-    const double captured = ends_round || Rule::divides_by_norm ? norm(low) : 0;
-    const double whole = ends_round ? norm(gradient) : 0;
+    const bool measured = ends_round || Rule::divides_by_norm;
+    const double captured = measured ? norm(low) : 0;
+    const double whole = measured ? norm(gradient) : 0;
     const bool residual = rule_.full_term == full_rank_term::residual && rule_.omega < 1;
     if (residual) {
       backend_.copy(gradient.flat(), other.flat());
@@ -136,7 +142,7 @@ class low_rank_step {
     const bool outside = !inside && rule_.omega < 1;
     const double fresh = (1 - rule_.omega) / rule_.mu;
     const double low_weight = inside ? 1 : rule_.omega;
-    const subspace_step<T> step{low, first_, second_, scratch_.denominator, captured};
+    const subspace_step<T> step{low, first_, second_, scratch_.denominator, captured, whole};
     rule_.moments.take(backend_, context_.step, inside ? step_mix{rule_.omega, fresh} : step_mix{},
                        step, scratch_.rest);
 
@@ -159,6 +165,15 @@ class low_rank_step {
   }
 
  private:
+  // Whether this is the first update since a sync, which need not be the first step: a site leaves
+  // out the steps whose gradient it cannot use. Forms that do not ask have no state for it.
+  [[nodiscard]] bool open_round() {
+    if (round_open_.empty()) return false;
+    T open;
+    backend_.copy(std::span<const T>(round_open_), std::span<T>(&open, 1));
+    if (open == T(0)) backend_.fill(round_open_, T(1));
+    return open == T(0);
+  }
   [[nodiscard]] static std::span<const T> read(matrix_view<T> x) { return x.flat(); }
   void adopt_basis() { backend_.copy(scratch_.new_basis.flat(), basis_.flat()); }
   [[nodiscard]] double norm(matrix_view<T> x) const {
@@ -239,6 +254,7 @@ class low_rank_step {
   matrix_view<T> error_;
   std::span<T> decay_sum_;  // empty if decay is of the parameter
   std::span<T> figures_;
+  std::span<T> round_open_;
 };
 
 }  // namespace lordo::inline MFSDP_ABI::detail

@@ -3,7 +3,7 @@
 // A type of moments has
 //   rule, learning_rate   the name of the rule with these moments, and its default rate
 //   has_second            whether there is a second moment
-//   divides_by_norm       whether divide() reads subspace_step::norm
+//   divides_by_norm       whether divide() reads the norms of a subspace_step
 //   check(name), options(), flops(shape), workspace_size(shape)   of projected (or whole) shapes
 //   scale(shape)          what multiplies the whole update of a matrix of this shape
 //   take(...)             the moments take a gradient, which becomes a step
@@ -19,6 +19,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lordo/optimizer/adam_options.hpp"
 #include "lordo/subspace.hpp"
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
@@ -35,7 +36,8 @@ struct subspace_step {
   matrix_view<T> first;  // the moments; the second is empty if there is none
   matrix_view<T> second;
   matrix_view<T> denominator;  // scratch like g, kept from take() to divide()
-  double norm = 0;  // of the gradient's coordinates without feedback, if divide() reads it
+  double norm = 0;        // of the gradient's coordinates without feedback, if divide() reads norms
+  double whole_norm = 0;  // of the gradient
 };
 
 // The momentum m of a step and the gradient itself enter it as momentum m + gradient g.
@@ -43,6 +45,20 @@ struct step_mix {
   double momentum = 1;
   double gradient = 0;
 };
+
+namespace detail {
+
+// max(x, bound); x is a scalar or an array with the interface of Eigen's.
+template <class X, class T>
+[[nodiscard]] auto at_least(const X& x, T bound) {
+  if constexpr (std::is_arithmetic_v<X>) {
+    return std::max(x, bound);
+  } else {
+    return (x.max)(bound);
+  }
+}
+
+}  // namespace detail
 
 // One number for each column (left side; row on the right), or one for the matrix.
 enum class denominator_mean { axis, full };
@@ -53,13 +69,17 @@ enum class denominator_mean { axis, full };
 //   D = sqrt(v') + epsilon,   the step is x / D
 //
 // where u' = u / (1 - b1^t) and v' = v / (1 - b2^t), or u and v without bias correction. The
-// full-rank term S becomes S / d, d the mean of D over the rank axis or over all entries.
+// full-rank term S becomes S / d, d the mean of D over the rank axis, but at least
+// denominator_floor of the mean over all entries; or that mean. Where the basis sees nothing of a
+// column, D is epsilon there, and the floor is all that bounds the term: no entry of S counts more
+// than 1 / denominator_floor times what denominator_mean::full makes of it. 0 for the bare mean.
 struct adam_moments {
   double beta1 = 0.9;
   double beta2 = 0.99;
   double epsilon = 1e-8;  // positive
   bool bias_correction = true;
   denominator_mean denominator = denominator_mean::axis;
+  double denominator_floor = 0.01;  // from 0 to 1
 
   static constexpr std::string_view rule = "low_rank_adam";
   static constexpr double learning_rate = 2e-3;
@@ -67,20 +87,16 @@ struct adam_moments {
   static constexpr bool divides_by_norm = false;
 
   void check(std::string_view name) const {
-    for (const double beta : {beta1, beta2}) {
-      if (!(beta >= 0 && beta < 1)) {
-        throw mfsdp::spec_error(
-            fmt::format("{}: a beta of its moments is {}, not from 0 up to 1", name, beta));
-      }
-    }
-    if (!(epsilon > 0)) {
-      throw mfsdp::spec_error(
-          fmt::format("{}: moments.epsilon is {}; it must be positive", name, epsilon));
+    detail::check_adam(name, beta1, beta2, epsilon);
+    if (!(denominator_floor >= 0 && denominator_floor <= 1)) {
+      throw mfsdp::spec_error(fmt::format(
+          "{}: moments.denominator_floor is {}; it is a fraction of a mean, from 0 to 1", name,
+          denominator_floor));
     }
   }
   [[nodiscard]] std::string options() const {
-    return fmt::format("{} {} {} {} {}", beta1, beta2, epsilon, bias_correction,
-                       static_cast<int>(denominator));
+    return fmt::format("{} {} {} {} {} {}", beta1, beta2, epsilon, bias_correction,
+                       static_cast<int>(denominator), denominator_floor);
   }
   [[nodiscard]] constexpr index_t flops(matrix_shape shape) const { return 14 * shape.elements(); }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape) const { return 0; }
@@ -89,23 +105,11 @@ struct adam_moments {
   template <mfsdp::Backend B, class T>
   void take(B& backend, std::int64_t t, step_mix mix, const subspace_step<T>& x,
             std::span<T>) const {
-    const T keep1 = static_cast<T>(beta1);
-    const T take1 = static_cast<T>(1 - beta1);
-    const T keep2 = static_cast<T>(beta2);
-    const T take2 = static_cast<T>(1 - beta2);
-    const T momentum = static_cast<T>(mix.momentum / correction(beta1, t));
-    const T fresh = static_cast<T>(mix.gradient);
-    const T unbias = static_cast<T>(1 / std::sqrt(correction(beta2, t)));
-    const T floor = static_cast<T>(epsilon);
-    backend.transform(
-        [=](auto& g, auto& u, auto& v, auto& d) {
-          using std::sqrt;
-          u = keep1 * u + take1 * g;
-          v = keep2 * v + take2 * g * g;
-          d = unbias * sqrt(v) + floor;
-          g = (momentum * u + fresh * g) / d;
-        },
-        x.g.flat(), x.first.flat(), x.second.flat(), x.denominator.flat());
+    detail::adam_kernel<T> kernel(beta1, beta2, epsilon);
+    kernel.momentum = static_cast<T>(mix.momentum / correction(beta1, t));
+    kernel.gradient = static_cast<T>(mix.gradient);
+    kernel.unbias = static_cast<T>(1 / std::sqrt(correction(beta2, t)));
+    backend.transform(kernel, x.first.flat(), x.second.flat(), x.g.flat(), x.denominator.flat());
   }
 
   // to = weight term / d; the workspace holds 2 divide_vector(to.shape()).
@@ -130,13 +134,19 @@ struct adam_moments {
     backend.fill(ones, T(1));
     product(1.0 / static_cast<double>(rank), left ? row(rank) : x.denominator,
             left ? x.denominator : col(rank), d);
-    if (denominator == denominator_mean::full) {
+    const bool full = denominator == denominator_mean::full;
+    if (full || denominator_floor > 0) {
       // The mean of the means, through one number on the host.
       const matrix_view<T> mean(to.data(), 1, 1);
       product(1.0 / static_cast<double>(axis), row(axis), {d.data(), axis, 1}, mean);
       T number;
       backend.copy(std::span<const T>(mean.flat()), std::span<T>(&number, 1));
-      backend.fill(d.flat(), number);
+      const T least = static_cast<T>(denominator_floor) * number;
+      if (full) {
+        backend.fill(d.flat(), number);
+      } else {
+        backend.transform([least](auto& e) { e = detail::at_least(e, least); }, d.flat());
+      }
     }
     const T by = static_cast<T>(weight);
     backend.transform([by](auto& e) { e = by / e; }, d.flat());
@@ -164,7 +174,9 @@ struct adam_moments {
 //   u <- b1 u + (1 - b1) g,   the step is newton_schulz(x)
 //
 // with r singular values near one. The full-rank term S becomes S sqrt(r) / |project(G)|_F: of the
-// size that the step has where the basis holds all of S.
+// size that the step has where the basis holds all of S. Where it holds next to nothing,
+// |project(G)|_F is at least a tenth of |G|_F sqrt(r / n), n = min(p, q), the norm that a random
+// basis would see: the term has at most 10 times the norm sqrt(n) of a step of full-rank Muon.
 struct orthogonal_moments {
   double beta1 = 0.95;
   mfsdp::newton_schulz_options orthogonalization{};
@@ -210,14 +222,16 @@ struct orthogonal_moments {
     mfsdp::newton_schulz(backend, x.g, orthogonalization, workspace);
   }
 
-  // to = weight sqrt(r) / norm term; zero if the norm is. A root applied twice, since the factor
-  // itself may be too large for T.
+  // to = weight sqrt(r) / norm term, zero for a zero gradient. A root applied twice, since the
+  // factor itself may be too large for T.
   template <mfsdp::Backend B, class T>
   void divide(B& backend, double weight, const subspace_step<T>& x,
               std::type_identity_t<matrix_view<const T>> term, matrix_view<T> to,
               std::span<T>) const {
     const double rank = static_cast<double>(std::min(x.g.rows(), x.g.cols()));
-    const T root = static_cast<T>(x.norm > 0 ? std::sqrt(weight * std::sqrt(rank) / x.norm) : 0.0);
+    const double side = static_cast<double>(std::min(to.rows(), to.cols()));
+    const double norm = std::max(x.norm, 0.1 * x.whole_norm * std::sqrt(rank / side));
+    const T root = static_cast<T>(norm > 0 ? std::sqrt(weight * std::sqrt(rank) / norm) : 0.0);
     backend.transform([root](auto& e, const auto& s) { e = (root * s) * root; }, to.flat(),
                       term.flat());
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -58,5 +59,18 @@ struct random_projection {
 };
 
 static_assert(Projector<random_projection>);
+
+namespace detail {
+
+// Before a rule knows better: any basis, the same on all sites. Empty where it has none.
+template <mfsdp::DecomposingBackend B, class T>
+void start_basis(B& backend, std::span<T> basis, matrix_shape shape, std::size_t item) {
+  if (basis.empty()) return;
+  const index_t side = std::min(shape.rows, shape.cols);
+  random_projection{}.basis<B, T>(backend, {}, {.item = item}, {},
+                                  {basis.data(), std::ssize(basis) / side, side});
+}
+
+}  // namespace detail
 
 }  // namespace lordo::inline MFSDP_ABI

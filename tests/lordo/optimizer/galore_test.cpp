@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "conformance/optimizer.hpp"
 #include "lordo/projector/power_step.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
+#include "support/blind_projector.hpp"
 #include "support/golden.hpp"
 #include "support/lordo_problem.hpp"
 #include "support/one_site.hpp"
@@ -144,6 +146,17 @@ TEST_CASE("galore takes any projector after a first basis of singular vectors") 
   CHECK(sites.state(basis) != plain.state(basis));
 }
 
+TEST_CASE("a projector that needs no signal gets none") {
+  using rule_type = galore<mfsdp_test::blind_projector>;
+  auto sites = sites_of<float>(rule_type{.rank = 2, .refresh = 2}, wide, 2);
+  std::vector<float> last = sites.state(basis);
+  for (int t = 1; t <= 4; ++t) {
+    sites.step(site_gradients<float>(wide, 2, t));
+    CHECK((sites.state(basis) != last) == (t % 2 == 1));
+    last = sites.state(basis);
+  }
+}
+
 TEST_CASE("galore refuses options that make no sense, and shows those that matter") {
   const auto refused = [](const galore<>& rule, const std::string& what) {
     std::string message = "accepted";
@@ -155,11 +168,19 @@ TEST_CASE("galore refuses options that make no sense, and shows those that matte
     CAPTURE(message);
     return message.find(what) != std::string::npos;
   };
-  CHECK(refused({}, "galore: the rank 0"));
+  CHECK(refused({}, "galore: rank is 0"));
   CHECK(refused({.rank = 1, .beta1 = 1}, "beta1 is 1"));
   CHECK(refused({.rank = 1, .epsilon = 0}, "epsilon is 0"));
   CHECK(refused({.rank = 1, .refresh = 0}, "refresh is 0"));
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(refused({.rank = 1, .learning_rate = -1}, "learning_rate is -1"));
+  CHECK(refused({.rank = 1, .learning_rate = nan}, "learning_rate is nan"));
+  CHECK(refused({.rank = 1, .weight_decay = -1}, "weight_decay is -1"));
+  CHECK(refused({.rank = 1, .weight_decay = nan}, "weight_decay is nan"));
+  CHECK(refused({.rank = 1, .scale = -1}, "scale is -1"));
+  CHECK(refused({.rank = 1, .scale = nan}, "scale is nan"));
   CHECK(refused({.rank = 1}, "accepted"));
+  CHECK(galore{.rank = 2, .refresh = 0}.flops(wide) > 0);
 
   std::vector<galore<>> rules(9);
   rules[1].rank = 3;

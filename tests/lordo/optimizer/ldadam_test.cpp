@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "conformance/optimizer.hpp"
 #include "lordo/projector/random.hpp"
 #include "mfsdp/optimizer/adamw.hpp"
+#include "support/blind_projector.hpp"
 #include "support/golden.hpp"
 #include "support/lordo_problem.hpp"
 #include "support/one_site.hpp"
@@ -144,8 +146,8 @@ TEST_CASE("ldadam with a rank of a side is Adam, and sends the same") {
   CHECK(sites.exchanged() == 4 * 60);
 }
 
-TEST_CASE("ldadam takes any projector") {
-  const ldadam<random_projection> rule{.rank = 2};
+TEST_CASE("ldadam takes any projector, and hands no signal to one that needs none") {
+  const ldadam<mfsdp_test::blind_projector> rule{.rank = 2};
   auto sites = sites_of<float>(rule, tall, 2);
   std::vector<float> last = sites.state(0);
   for (int t = 1; t <= 3; ++t) {
@@ -167,11 +169,16 @@ TEST_CASE("ldadam refuses options that make no sense, and shows those that matte
     CAPTURE(message);
     return message.find(what) != std::string::npos;
   };
-  CHECK(refused({.rank = 0}, "ldadam: the rank 0"));
+  CHECK(refused({.rank = 0}, "ldadam: rank is 0"));
   CHECK(refused({.beta1 = 1}, "beta1 is 1"));
   CHECK(refused({.beta2 = -1}, "beta2 -1"));
   CHECK(refused({.epsilon = 0}, "epsilon is 0"));
   CHECK(refused({.interpolation = 1.5}, "interpolation is 1.5"));
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(refused({.learning_rate = -1}, "learning_rate is -1"));
+  CHECK(refused({.learning_rate = nan}, "learning_rate is nan"));
+  CHECK(refused({.weight_decay = -1}, "weight_decay is -1"));
+  CHECK(refused({.weight_decay = nan}, "weight_decay is nan"));
   CHECK(refused({}, "accepted"));
 
   std::vector<ldadam<>> rules(9);

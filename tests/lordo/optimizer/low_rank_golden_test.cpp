@@ -240,7 +240,7 @@ low_rank_adam<mfsdp_test::chosen_projector> rule_of_the_file(bool power) {
   return {.rank = 2,
           .learning_rate = lr,
           .omega = 0.75,
-          .moments = {.beta1 = b1, .beta2 = b2},
+          .moments = {.beta1 = b1, .beta2 = b2, .denominator_floor = 0},
           .projector = {power},
           .clip = {.rule = clip_rule::element, .threshold = 1},
           .feedback = error_feedback::full,

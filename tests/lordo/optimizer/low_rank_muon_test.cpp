@@ -93,6 +93,34 @@ TEST_CASE("the full-rank term has the size of an orthogonal step where the basis
   CHECK(figures[figure::ratio] == doctest::Approx(1).epsilon(0.35));
 }
 
+TEST_CASE("a basis that sees next to nothing of a gradient gives a bounded step, and a step") {
+  const rule_type rule = basic(0.5);
+  std::vector<double> first(64), second(64);
+  for (std::size_t j = 0; j < 8; ++j) {
+    first[j] = 1;
+    first[8 + j] = j % 2 == 0 ? 1 : -1;
+    second[3 * 8 + j] = 0.25 * static_cast<double>(j);
+  }
+  for (const double share : {1e-6, 1e-12, 0.0}) {
+    CAPTURE(share);
+    second[0] = share * norm(second);
+    plain_sites<double, rule_type> sites(rule, {8, 8}, 1, std::vector<double>(64));
+    sites.step({first});
+    std::vector<double> moved = sites.parameter();
+    sites.step({second});
+    for (std::size_t i = 0; i < 64; ++i) moved[i] -= sites.parameter()[i];
+    // Ten times what an orthogonal step has, and the direction of the gradient.
+    const double along = norm(std::vector<double>(moved.begin() + 24, moved.begin() + 32));
+    CHECK(along == doctest::Approx(0.02 * 0.5 * 10 * std::sqrt(8.0)).epsilon(1e-6));
+    CHECK(moved[24 + 7] / moved[24 + 1] == doctest::Approx(7));
+    second[0] = 0;
+  }
+  // A gradient of zeros gives none.
+  plain_sites<double, rule_type> still(rule, {8, 8}, 1, std::vector<double>(64));
+  still.step({std::vector<double>(64)});
+  CHECK(norm(still.parameter()) == 0);
+}
+
 TEST_CASE("at full size the rule is Muon without look-ahead") {
   quadratic problem = started();
   problem.sites = 1;

@@ -191,6 +191,7 @@ TEST_CASE("feedback that decays at once is none, that never decays is full") {
   rule.feedback_decay = 1;
   const outcome decayed = run(rule, {}, 20);
   rule.feedback = error_feedback::full;
+  rule.feedback_decay = rule_type::usual_feedback_decay;
   CHECK(largest_difference(decayed.parameter, run(rule, {}, 20).parameter) == 0);
   CHECK(largest_difference(decayed.parameter, none.parameter) > 1e-3);
 }
@@ -312,6 +313,66 @@ TEST_CASE("clipped moments drift no further than they can between two syncs") {
     problem.train(sites, (1 + round) * period, 1);
   }
   CHECK(used > 0.02);
+}
+
+// --------------------------------------------------------------------------- skipped updates
+
+TEST_CASE("a round opens with its first update, if that is not its first step") {
+  const quadratic problem = started();
+  const auto skipping = [&](auto& sites, int step) {
+    std::vector<std::vector<double>> gradients;
+    for (std::size_t i = 0; i < problem.sites; ++i) {
+      gradients.push_back(problem.gradient(sites.parameter(i), i, step));
+    }
+    if (step == period + 1) gradients[1].clear();
+    sites.step(gradients);
+    return gradients;
+  };
+  SUBCASE("in the local form it takes a basis") {
+    rule_type rule = basic(0.6);
+    rule.variant = basis_source::local;
+    rule.feedback = error_feedback::none;
+    auto sites = problem.make(rule);
+    problem.train(sites, 1, period);
+    const std::vector<double> old = sites.state(rule_type::basis, 1);
+    skipping(sites, period + 1);
+    CHECK(sites.state(rule_type::basis, 1) == old);
+    const auto gradients = skipping(sites, period + 2);
+    const auto exact = left_singular(gradients[1], problem.shape);
+    const std::vector<double> now = sites.state(rule_type::basis, 1);
+    CHECK(sine({exact.vectors.begin(), exact.vectors.begin() + 16}, now, 8) < 1e-9);
+    for (int step = period + 3; step <= 2 * period; ++step) {
+      skipping(sites, step);
+      CHECK(sites.state(rule_type::basis, 1) == now);
+    }
+    skipping(sites, 2 * period + 1);
+    CHECK(sites.state(rule_type::basis, 1) != now);
+  }
+  SUBCASE("in a window it drops what is left of the last round") {
+    rule_type rule = basic(0.9);
+    rule.feedback = error_feedback::window;
+    auto sites = problem.make(rule);
+    problem.train(sites, 1, period);
+    skipping(sites, period + 1);
+    for (int step = period + 2; step <= 2 * period; ++step) {
+      const std::vector<double> before = sites.state(rule_type::error, 1);
+      std::vector<double> rest = skipping(sites, step)[1];
+      const std::vector<double> error = sites.state(rule_type::error, 1);
+      if (step == 2 * period) break;  // the basis is another one already
+      // What the basis leaves out of the gradient, and of the error but in the first update.
+      const std::vector<double> basis = sites.state(rule_type::basis, 1);
+      for (std::size_t i = 0; i < 64 && step > period + 2; ++i) rest[i] += before[i];
+      std::vector<double> low(16);
+      mfsdp::eigen_backend backend;
+      project<mfsdp::eigen_backend, double>(backend, 1, {basis.data(), 2, 8}, {rest.data(), 8, 8},
+                                            0, matrix_view<double>(low.data(), 2, 8));
+      lift<mfsdp::eigen_backend, double>(backend, -1, {basis.data(), 2, 8}, {low.data(), 2, 8}, 1,
+                                         matrix_view<double>(rest.data(), 8, 8));
+      CAPTURE(step);
+      CHECK(norm(before) > 0.1);
+      CHECK(largest_difference(error, rest) < 1e-12);
+    }
+  }
 }
 
 // -------------------------------------------------------------------------------- options
