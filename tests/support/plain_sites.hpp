@@ -44,17 +44,21 @@ class plain_sites {
   }
 
   // One step of the model. A site with an empty gradient has an unusable one: it does not count in
-  // the means before the update, and updates only from such a mean. A test may look at the sites
+  // the means before the update, and updates only from such a mean. If all are empty, there is none
+  // of a whole matrix and it is left out of the step. A test may look at the sites
   // after the updates, and when the means of a round have replaced what they are means of but are
   // not adopted.
   void step(
       const std::vector<std::vector<T>>& gradients, const std::function<void()>& updated = [] {},
       const std::function<void(int)>& averaged = [](int) {}) {
     ++model_step_;
-    for (int round = 0; round < O::rounds_before_update; ++round) {
+    const bool heard = !O::whole_matrix || std::ranges::any_of(gradients, [](const auto& gradient) {
+                         return !gradient.empty();
+                       });
+    for (int round = 0; heard && round < O::rounds_before_update; ++round) {
       exchange(round, gradients, averaged);
     }
-    for (std::size_t i = 0; i < sites_.size(); ++i) {
+    for (std::size_t i = 0; heard && i < sites_.size(); ++i) {
       constexpr bool from_mean = requires { requires O::updates_from_mean; };
       if (gradients[i].empty() && !from_mean) continue;
       ++sites_[i].updates;

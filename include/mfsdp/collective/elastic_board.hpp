@@ -194,7 +194,7 @@ class elastic_board {
                           .what = std::move(what),
                           .first_seat = who.seat,
                           .until = seats_[at(who.seat)].state == presence::member
-                                       ? std::chrono::steady_clock::now() + round_timeout_
+                                       ? deadline_after(round_timeout_)
                                        : deadline::max()});
     operation->inputs.resize(seats_.size());
     return operation;
