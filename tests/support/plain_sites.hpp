@@ -44,8 +44,8 @@ class plain_sites {
   }
 
   // One step of the model. A site with an empty gradient has an unusable one: it does not count in
-  // the means before the update, and updates only from such a mean. If all are empty, there is none
-  // of a whole matrix and it is left out of the step. A test may look at the sites
+  // the means before the update, and updates only from such a mean. If all are empty, a whole
+  // matrix is left out of the step. A test may look at the sites
   // after the updates, and when the means of a round have replaced what they are means of but are
   // not adopted.
   void step(
@@ -53,8 +53,8 @@ class plain_sites {
       const std::function<void(int)>& averaged = [](int) {}) {
     ++model_step_;
     const bool heard = !O::whole_matrix || std::ranges::any_of(gradients, [](const auto& gradient) {
-                         return !gradient.empty();
-                       });
+      return !gradient.empty();
+    });
     for (int round = 0; heard && round < O::rounds_before_update; ++round) {
       exchange(round, gradients, averaged);
     }
@@ -130,6 +130,7 @@ class plain_sites {
         return k == 0 ? sites_[i].parameter.span() : sites_[i].states[k - 1].span();
       };
       exchanged_ += std::ssize(part(0));
+      if (counted.empty() && k == 0) continue;
       for (std::size_t j = 0; j < part(0).size(); ++j) {
         T sum = 0;
         for (const std::size_t i : counted) sum += part(i)[j];

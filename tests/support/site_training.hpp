@@ -18,7 +18,8 @@ struct site_settings {
   int steps = 5;
   double max_norm = 0;  // 0: no clipping; not for the plain loop
   mfsdp::model_options options{};
-  // What a site's gradient of this step is multiplied by.
+  // What a site's gradient of this step is multiplied by, from this element of each tensor on.
+  std::size_t scaled_from = 0;
   double (*scale)(int site, int step) = [](int, int) { return 1.0; };
   // Whether a site is there in a step, for the plain loop: if not, it counts in no mean. One that
   // comes (back) has taken everything from the lowest site that was there in the step before.
@@ -28,8 +29,8 @@ struct site_settings {
 // One part's share of a site's gradient.
 inline float site_derivative(float weight, std::size_t k, std::size_t position, int site, int part,
                              int step, const site_settings& how) {
-  return static_cast<float>(how.scale(site, step)) *
-         derivative(weight, k, position, 3 * site + part, step, 0);
+  const float d = derivative(weight, k, position, 3 * site + part, step, 0);
+  return k < how.scaled_from ? d : static_cast<float>(how.scale(site, step)) * d;
 }
 
 // A schedule.
@@ -75,11 +76,11 @@ void train_site(Model& model, const site_settings& how) {
   for (int step = 0; step < how.steps; ++step) step_site(model, how, step);
 }
 
-// A mesh of all axes. Sites with replicas have equally many ranks.
+// A mesh of all axes.
 template <class World>
 auto axes_of_sites(World world, const site_settings& how) {
   auto axes = mfsdp::make_sites(world, how.ranks);
-  const int shards = how.ranks.front() / how.replicas;
+  const int shards = axes.shard.size() / how.replicas;
   return mfsdp::mesh{axes.shard.split(axes.shard.rank() / shards),
                      axes.shard.split(axes.shard.rank() % shards),
                      world.split(axes.shard.rank() / shards)};
@@ -267,6 +268,7 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
                   sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
                   ++count;
                 }
+                if (count == 0 && e == 0) continue;
                 for (std::size_t s = 0; s < sites; ++s) {
                   spot(s)[k] = sum / static_cast<float>(std::max(count, 1));
                 }

@@ -207,9 +207,9 @@ class optimizer_states {
   [[nodiscard]] bool takes_means(std::size_t item) const {
     const std::size_t tensor = context_.plan.items[item].tensor;
     bool takes = false;
-    detail::with_member(
-        optimizers_, static_cast<std::size_t>(context_.plan.tensors[tensor].optimizer),
-        [&]<class O>(const O&) { takes = meets_sites<O> && updates_from_mean<O>; });
+    detail::with_member(optimizers_,
+                        static_cast<std::size_t>(context_.plan.tensors[tensor].optimizer),
+                        [&]<class O>(const O&) { takes = meets_sites<O> && updates_from_mean<O>; });
     return takes;
   }
 
@@ -635,7 +635,7 @@ class optimizer_states {
   void update(worker& by, const O& optimizer, held_state<O>& entry, const step_request& now) {
     if constexpr (meets_sites<O> && updates_from_mean<O>) {
       entry.change = 0;
-      entry.result = !entry.heard    ? update_result::skipped
+      entry.result = !entry.heard   ? update_result::skipped
                      : entry.usable ? update_result::complete
                                     : update_result::from_others;
       if (entry.heard) update_all(by, optimizer, entry, now);
