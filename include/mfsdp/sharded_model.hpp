@@ -41,7 +41,8 @@ struct step_result {
   // always the latter of rules that update from means over sites (updates_from_mean).
   std::vector<std::string_view> skipped{};
   // Tensors that such a rule has updated without this site's gradient, or a part of it, which it
-  // could not use: from the means of other sites. Those of which this rank holds a part.
+  // could not use: from the means of other sites, or of none (PeriodicOptimizer). Those of which
+  // this rank holds a part.
   std::vector<std::string_view> from_others{};
   // Sites that were let in after this step (sharded_model::join) and count from the next one on;
   // the same on all sites.
