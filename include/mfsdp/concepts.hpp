@@ -4,6 +4,7 @@
 // which member is missing or has another type. docs/concepts/ has an archetype of each.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <concepts>
@@ -268,8 +269,12 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
 // A site whose gradient is unusable does not contribute to the means before an update, and adopts
-// that of the others; a mean of no site is zero. workspace_size serves all of these functions. All
-// states are exact.
+// that of the others. Where no site contributes a matrix is left out on all of them: what was to be
+// exchanged stays as it is and is not adopted, and there is no update. The pieces of other tensors
+// may differ between sites, so there a state's mean of no site is zero, the parameter stays as it
+// is, and both are adopted. Without sharded_model::clip usability is judged for each such piece of
+// a rank; with it for the whole tensor, on all ranks alike. workspace_size serves all of these
+// functions. All states are exact.
 template <class O>
 concept PeriodicOptimizer =
     Optimizer<O> && contract::optimizer_rounds<O> && contract::optimizer_exchanges<O>;
@@ -371,6 +376,12 @@ concept Placement =
 // ------------------------------------------------------------------------------------- Collective
 
 using deadline = std::chrono::steady_clock::time_point;
+
+[[nodiscard]] inline deadline deadline_after(std::chrono::milliseconds wait) {
+  // A century stands for ever; beyond it the clock overflows.
+  return std::chrono::steady_clock::now() +
+         std::min<std::chrono::milliseconds>(wait, std::chrono::years(100));
+}
 
 // A started operation. Every started operation must be waited for.
 //   test()     makes progress without blocking; true when the output is complete

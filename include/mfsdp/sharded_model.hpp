@@ -37,8 +37,13 @@ struct step_result {
   // Tensors of which a part has a gradient that its optimizer could not use, NaN or infinite or too
   // large: this part, its momentum and other states are as before, not even decayed. A part is a
   // matrix, row group or slice; of other tensors all after clip, and blocks of block_elements
-  // without. After clip the same on all ranks, otherwise those of which this rank holds a part.
+  // without. After clip the same on all ranks, otherwise those of which this rank holds a part;
+  // always the latter of rules that update from means over sites (updates_from_mean).
   std::vector<std::string_view> skipped{};
+  // Tensors that such a rule has updated without this site's gradient, or a part of it, which it
+  // could not use: from the means of other sites, or of none (PeriodicOptimizer). Those of which
+  // this rank holds a part.
+  std::vector<std::string_view> from_others{};
   // Sites that were let in after this step (sharded_model::join) and count from the next one on;
   // the same on all sites.
   std::vector<int> joined{};
@@ -265,7 +270,9 @@ class sharded_model {
 
   // Sets the parameters: fill(tensor, values, first) is called for each part of a tensor that this
   // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts. Values
-  // are floats; a trainer reads them rounded to nearest.
+  // are floats; a trainer reads them rounded to nearest. Begins anew: optimizer states, counts of
+  // steps and updates, and gradients are those of a new model, whatever was before. All ranks, and
+  // all sites, alike.
   template <class Fill>
   void initialize(Fill&& fill) {
     require_released("initialize");
@@ -274,7 +281,9 @@ class sharded_model {
       if (is_here(i)) initialize_segment(i, fill);
     }
     states_.start();
+    discard_gradients();
     parameters_.invalidate();
+    step_ = 0;
     initialized_ = true;
     compared_ = false;
   }
@@ -362,8 +371,8 @@ class sharded_model {
     return norm;
   }
 
-  // Tensors that the next step will leave out, after clip; the same on all ranks, so that a trainer
-  // may give up the whole step with discard_gradients().
+  // Tensors whose gradients the next step will not use, after clip; the same on all ranks, so that
+  // a trainer may give up the whole step: with discard_gradients(), between sites with skip_step().
   [[nodiscard]] std::vector<std::string_view> refused() const {
     std::vector<std::string_view> names;
     for (std::size_t item = 0; clipped_ && item < refused_.size(); ++item) {
@@ -378,61 +387,47 @@ class sharded_model {
   // `learning_rate_scale` multiplies the rates of all optimizers (a schedule). Errors: usage_error
   // if a unit is in use, or if a gradient was handed out but not reduced, or never asked for.
   step_result step(double learning_rate_scale = 1) {
-    if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
-      throw usage_error(
-          fmt::format("step: a learning rate cannot be scaled by {}", learning_rate_scale));
-    }
-    require_released("step");
-    require_values();
-    if constexpr (elastic) {
-      if (context_.sites.joins()) throw usage_error("step: this site has not joined: call join");
-    }
+    require_scale(learning_rate_scale);
+    require_step("step");
     gradients_.finish();
-    parameters_.quiesce();
-    torn_ = true;
-    if (!std::exchange(compared_, true)) {
-      sites_.require_equal([this](std::size_t i) { return masters_.segment(i); });
-    }
-    const step_request now{step_ + 1, learning_rate_scale, clipped_ ? &refused_ : nullptr};
-    bool met = states_.exchange(sites_, true, now);
-    states_.step(now);
-    context_.book(phase::step);
-    met = states_.exchange(sites_, false, now) || met;
-    publish();
-    torn_ = false;
-    step_result result{++step_, refused()};
-    if (!clipped_) {
-      states_.for_each_update([&](std::size_t item, bool skipped, const update_size&) {
-        if (skipped) add_name(result.skipped, item);
-      });
-    }
-    for (const std::string_view tensor : result.skipped) {
-      context_.observe(model_event::skip, tensor);
-    }
-    discard_gradients();
-    if constexpr (elastic) {
-      if (met) result.joined = admit();
-    }
-    context_.observe(model_event::step, "step");
-    return result;
+    return advance({step_ + 1, learning_rate_scale, clipped_ ? &refused_ : nullptr});
   }
 
-  // How far the last step moved what this rank holds: a learning rate whose updates have another
-  // root mean square than those of a known run means something else there. Errors: usage_error
+  // Instead of step(): gives up all gradients since the last one, whatever their state, and counts
+  // a step of the model in which this site has no gradient. It meets the other sites if that is due
+  // and is not a step behind them, as it would be after discard_gradients() alone. Its own
+  // gradients update nothing; rules that update from means over sites still do, as on the other
+  // sites. All ranks of the site alike. Errors: as step, but that no gradient is asked for.
+  step_result skip_step(double learning_rate_scale = 1) {
+    require_scale(learning_rate_scale);
+    require_step("skip_step");
+    discard_gradients();
+    clipped_ = true;
+    refused_.clear();
+    for (const placement_item& item : plan().items) {
+      refused_.push_back(plan().tensors[item.tensor].optimizer >= 0 && item.elements() > 0);
+    }
+    return advance({step_ + 1, learning_rate_scale, &refused_});
+  }
+
+  // How far the updates of the last step moved what this rank holds, without what sites did where
+  // they met: a learning rate whose updates have another root mean square than those of a known run
+  // means something else there. Errors: usage_error
   // unless model_options.measure_updates.
   [[nodiscard]] std::vector<update_size> updates() {
     if (!context_.options.measure_updates) {
       throw usage_error("updates are measured only if model_options.measure_updates is true");
     }
     std::vector<update_size> sizes;
-    states_.for_each_update([&](std::size_t, bool, const update_size& size) {
+    states_.for_each_update([&](std::size_t, update_result, const update_size& size) {
       if (size.elements > 0) sizes.push_back(size);
     });
     return sizes;
   }
 
   // Gives up all gradients since the last step, whatever their state: after a loss that is not
-  // finite, say. All ranks alike.
+  // finite, say. All ranks alike. The next step is the one that was given up; where sites must stay
+  // in step, skip_step() gives it up.
   void discard_gradients() {
     gradients_.clear();
     clipped_ = false;
@@ -498,6 +493,57 @@ class sharded_model {
     } else {
       write(parameters_.segment(i));
     }
+  }
+
+  // A step of the model, whose gradients are complete or given up.
+  step_result advance(const step_request& now) {
+    parameters_.quiesce();
+    torn_ = true;
+    if (!std::exchange(compared_, true)) {
+      detail::require_equal_values(context_, map_, [this](auto visit) {
+        for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+          if (is_trainable_here(i)) {
+            visit(i, masters_.segment(i));
+          } else if (is_here(i)) {
+            visit(i, parameters_.segment(i));
+          }
+        }
+      });
+    }
+    bool met = states_.exchange(sites_, true, now);
+    states_.step(now);
+    context_.book(phase::step);
+    met = states_.exchange(sites_, false, now) || met;
+    publish();
+    torn_ = false;
+    step_result result = report(now.step);
+    step_ = now.step;
+    for (const std::string_view tensor : result.skipped) {
+      context_.observe(model_event::skip, tensor);
+    }
+    discard_gradients();
+    if constexpr (elastic) {
+      if (met) result.joined = admit();
+    }
+    context_.observe(model_event::step, "step");
+    return result;
+  }
+
+  // What became of the gradients of a step; of what this rank does not hold, as the clip has said.
+  [[nodiscard]] step_result report(std::int64_t step) {
+    std::vector<update_result> results(plan().items.size(), update_result::complete);
+    for (std::size_t item = 0; clipped_ && item < refused_.size(); ++item) {
+      if (refused_[item] && !states_.takes_means(item)) results[item] = update_result::skipped;
+    }
+    states_.for_each_update([&](std::size_t item, update_result held, const update_size&) {
+      if (held != update_result::complete) results[item] = held;
+    });
+    step_result result{.step = step};
+    for (std::size_t item = 0; item < results.size(); ++item) {
+      if (results[item] == update_result::skipped) add_name(result.skipped, item);
+      if (results[item] == update_result::from_others) add_name(result.from_others, item);
+    }
+    return result;
   }
 
   // Brings what the trainer reads up to date with the masters.
@@ -579,6 +625,23 @@ class sharded_model {
       throw usage_error(
           "an exception ended a step or join half way; some parameters are updated and some are "
           "not");
+    }
+  }
+
+  static void require_scale(double learning_rate_scale) {
+    if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
+      throw usage_error(
+          fmt::format("step: a learning rate cannot be scaled by {}", learning_rate_scale));
+    }
+  }
+
+  void require_step(std::string_view what) const {
+    require_released(what);
+    require_values();
+    if constexpr (elastic) {
+      if (context_.sites.joins()) {
+        throw usage_error(fmt::format("{}: this site has not joined: call join", what));
+      }
     }
   }
 

@@ -3,71 +3,51 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <cmath>
-#include <limits>
 #include <string>
 
 #include "support/local_momentum.hpp"
+#include "support/mean_gradient.hpp"
 #include "support/site_training.hpp"
 
 using namespace mfsdp;
-using mfsdp_test::local_momentum;
+using mfsdp_test::local_momentum, mfsdp_test::mean_gradient;
 
 namespace {
 
-// Steps along the mean of the sites' gradients, in every step, then meets in two rounds: the first
-// halves the distance from a second state to the parameter, the second averages it.
-struct mean_gradient {
-  double learning_rate = 0.05;
-
-  static constexpr std::string_view name = "mean_gradient";
-  static constexpr bool whole_matrix = true;
-  static constexpr bool updates_from_mean = true;
-  static constexpr int rounds_before_update = 1;
-  static constexpr int rounds_after_update = 2;
-
-  [[nodiscard]] index_t flops(matrix_shape shape) const { return 4 * shape.elements(); }
-  [[nodiscard]] std::array<state_spec, 2> states(matrix_shape shape) const {
-    return {{{"gradient", shape.elements(), true}, {"slow", shape.elements(), true}}};
-  }
-  [[nodiscard]] index_t workspace_size(matrix_shape shape) const { return shape.elements(); }
-  [[nodiscard]] std::array<bool, 3> exchanges(matrix_shape, exchange_round now) const {
-    return {false, now.round == 0, now.round > 0 && now.step % 3 == 0};
-  }
-  template <Backend B, class T>
-  void start(B& backend, const std::array<std::span<T>, 2>& state, matrix_view<T> parameter,
-             const update_context<T>&) const {
-    backend.copy(parameter.flat(), state[1]);
-  }
-  template <Backend B, class T>
-  void update(B& backend, const std::array<std::span<T>, 2>& state, matrix_view<T> parameter,
-              std::type_identity_t<matrix_view<const T>>, const update_context<T>& context) const {
-    const T rate = static_cast<T>(learning_rate * context.learning_rate_scale);
-    backend.transform([rate](auto& w, const auto& g) { w = w - rate * g; }, parameter.flat(),
-                      std::span<const T>(state[0]));
-  }
-  template <Backend B, class T>
-  void contribute(B& backend, const std::array<std::span<T>, 2>& state, matrix_view<T> parameter,
-                  std::type_identity_t<matrix_view<const T>> gradient, const update_context<T>&,
-                  int round) const {
-    if (round == 0) backend.copy(gradient.flat(), state[0]);
-    if (round == 1) {
-      backend.transform([](auto& s, const auto& w) { s = T(0.5) * (s + w); }, state[1],
-                        std::span<const T>(parameter.flat()));
-    }
-  }
-  template <Backend B, class T>
-  void adopt(B& backend, const std::array<std::span<T>, 2>& state, matrix_view<T> parameter,
-             const update_context<T>&, int round) const {
-    if (round == 2) backend.copy(std::span<const T>(state[1]), parameter.flat());
-  }
-};
-
-static_assert(PeriodicOptimizer<local_momentum<true>> && PeriodicOptimizer<mean_gradient>);
+static_assert(PeriodicOptimizer<local_momentum<true>> && PeriodicOptimizer<mean_gradient<true>>);
 static_assert(!PeriodicOptimizer<adamw>);
 
 const mixed local_rules{local_momentum<true>{}, local_momentum<false>{}};
-const mixed mean_rules{mean_gradient{}, local_momentum<false>{.period = 1}};
+const mixed mean_rules{mean_gradient<true>{}, local_momentum<false>{.period = 1}};
+
+// Matrices by a list of owners, other tensors in blocks of 1024 elements, dealt in turn.
+struct dealt_placement {
+  int first = 0;
+
+  static constexpr std::string_view name = "dealt";
+  static constexpr bool whole_matrices = true;
+  static constexpr bool replicated = false;
+
+  [[nodiscard]] std::vector<std::vector<segment>> place(std::span<const placement_item> items,
+                                                        int ranks) const {
+    std::vector<std::vector<segment>> all;
+    int next = first;
+    for (const placement_item& item : items) {
+      auto& segments = all.emplace_back();
+      const index_t elements = item.elements();
+      const index_t block = item.divisible ? index_t{block_elements} : elements;
+      for (index_t at = 0; at < elements; at += block, ++next) {
+        const index_t count = std::min(block, elements - at);
+        if (!segments.empty() && ranks == 1) {
+          segments.back().count += count;
+        } else {
+          segments.push_back({next % ranks, at, count});
+        }
+      }
+    }
+    return all;
+  }
+};
 
 // Sites of one, of equal and of unequal numbers of ranks.
 const std::vector<std::vector<int>> worlds{{1}, {1, 1}, {2, 2}, {3, 2}, {1, 3, 2}, {5, 1}};
@@ -99,6 +79,14 @@ TEST_CASE("sites of any number of ranks equal a plain loop over sites bit for bi
   };
   check(local_rules);
   check(mean_rules);
+}
+
+TEST_CASE("what sites share may be cut into another number of pieces on each of them") {
+  for (const std::vector<int>& ranks : {std::vector{1, 2}, {1, 3}, {3, 2, 1}}) {
+    const auto how = settings_of(ranks);
+    CHECK(toy::run_sites(toy::odd_spec(), dealt_placement{}, local_rules, how) ==
+          toy::run_plain_sites(toy::odd_spec(), local_rules, how));
+  }
 }
 
 TEST_CASE("sites differ between two meetings and are equal after one") {
@@ -139,25 +127,6 @@ TEST_CASE("what sites exchange is counted apart, and is no more than they must")
   }
 }
 
-TEST_CASE("a site without a usable gradient takes the mean of the others") {
-  toy::site_settings how = settings_of({2, 2});
-  how.scale = [](int site, int step) {
-    return site == 1 && step == 1 ? std::numeric_limits<double>::quiet_NaN() : 1.0;
-  };
-  const auto expected = toy::run_plain_sites(toy::odd_spec(), mean_rules, how);
-  const auto ends = toy::run_sites(toy::odd_spec(), owner_placement{}, mean_rules, how);
-  for (const auto& [name, values] : expected[0]) {
-    if (values.empty() || name.find("norm") != std::string::npos || name.find("embedding") == 0 ||
-        name.find("bias") != std::string::npos) {
-      continue;  // elementwise tensors skip by blocks
-    }
-    CAPTURE(name);
-    CHECK(ends[0].at(name) == values);
-    CHECK(ends[1].at(name) == values);
-    CHECK(std::ranges::all_of(values, [](float x) { return std::isfinite(x); }));
-  }
-}
-
 TEST_CASE("sites that do not fit together are refused") {
   const auto message = [](const std::vector<int>& ranks, auto build) {
     int all = 0;
@@ -180,16 +149,29 @@ TEST_CASE("sites that do not fit together are refused") {
           spec.unit("unit").matrix("weight", 4, 4);
           sharded_model model{spec, mesh, replicated_placement{}, local_momentum<true>{}};
         }).find("equally many ranks") != std::string::npos);
-  CHECK(message({1, 1}, [](auto mesh) {
+  // One rank would hold the same with both placements.
+  CHECK(message({2, 2}, [](auto mesh) {
           model_spec spec;
-          spec.unit("unit").matrix("weight", 4, 4);
-          sharded_model model{spec, mesh, owner_placement{}, local_momentum<true>{}};
-          model.initialize([&](const tensor_spec&, std::span<float> values, index_t) {
-            std::ranges::fill(values, 1.0f + static_cast<float>(model.site()));
-          });
-          toy::reduce_zeros(model);
-          model.step();
-        }).find("'unit.weight' starts with other values") != std::string::npos);
+          spec.unit("unit").matrix("weight", 4, 4).matrix("other", 4, 4);
+          const dealt_placement placement{.first = mesh.site.rank() / 2};
+          sharded_model model{spec, mesh, placement, local_momentum<true>{}};
+        }).find("same model, placement, optimizers") != std::string::npos);
+  // The other sign and the other frozen values have equal sums of squares.
+  for (const char* spoiled : {"unit.weight", "unit.frozen"}) {
+    const std::string what = message({1, 2}, [&](auto mesh) {
+      model_spec spec;
+      spec.unit("unit").matrix("weight", 4, 4).elementwise("frozen", {3000}, {.frozen = true});
+      sharded_model model{spec, mesh, owner_placement{}, local_momentum<true>{}};
+      model.initialize([&](const tensor_spec& tensor, std::span<float> values, index_t) {
+        std::ranges::fill(values, 1.0f);
+        if (tensor.name == spoiled && model.site() == 1) values.back() = -1.0f;
+      });
+      toy::reduce_zeros(model);
+      model.step();
+    });
+    INFO(what);
+    CHECK(what.find(fmt::format("'{}' starts with other values", spoiled)) != std::string::npos);
+  }
   // A site axis that joins one rank of each site.
   std::string what;
   try {

@@ -35,7 +35,7 @@ run() {
       1:kill) continue ;;
       1:throw) pattern="^no more disk" ;;
       *:throw) pattern="^rank 1 failed first: no more disk" ;;
-      *) pattern="(all-gather|reduce-scatter|all-reduce) '(block\.[0-2]|gradient norms|mean over sites)'.*rank 1, which does not answer" ;;
+      *) pattern="(all-gather|reduce-scatter|all-reduce) '(block\.[0-2]|gradient norms|mean over sites, step [0-9]+)'.*rank 1, which does not answer" ;;
     esac
     echo "$said" | grep -Eq "$pattern" || complain "rank $rank said: $said"
   done

@@ -44,17 +44,21 @@ class plain_sites {
   }
 
   // One step of the model. A site with an empty gradient has an unusable one: it does not count in
-  // the means before the update, and updates only from such a mean. A test may look at the sites
+  // the means before the update, and updates only from such a mean. If all are empty, a whole
+  // matrix is left out of the step. A test may look at the sites
   // after the updates, and when the means of a round have replaced what they are means of but are
   // not adopted.
   void step(
       const std::vector<std::vector<T>>& gradients, const std::function<void()>& updated = [] {},
       const std::function<void(int)>& averaged = [](int) {}) {
     ++model_step_;
-    for (int round = 0; round < O::rounds_before_update; ++round) {
+    const bool heard = !O::whole_matrix || std::ranges::any_of(gradients, [](const auto& gradient) {
+      return !gradient.empty();
+    });
+    for (int round = 0; heard && round < O::rounds_before_update; ++round) {
       exchange(round, gradients, averaged);
     }
-    for (std::size_t i = 0; i < sites_.size(); ++i) {
+    for (std::size_t i = 0; heard && i < sites_.size(); ++i) {
       constexpr bool from_mean = requires { requires O::updates_from_mean; };
       if (gradients[i].empty() && !from_mean) continue;
       ++sites_[i].updates;
@@ -126,6 +130,7 @@ class plain_sites {
         return k == 0 ? sites_[i].parameter.span() : sites_[i].states[k - 1].span();
       };
       exchanged_ += std::ssize(part(0));
+      if (counted.empty() && k == 0) continue;
       for (std::size_t j = 0; j < part(0).size(); ++j) {
         T sum = 0;
         for (const std::size_t i : counted) sum += part(i)[j];

@@ -14,8 +14,12 @@ namespace toy {
 struct site_settings {
   std::vector<int> ranks{1, 1};  // of each site, where the runtime trains
   std::vector<int> parts{2, 2};  // of each site's gradient: one for each rank, or all for the only
+  int replicas = 1;              // of each shard group of a site, the parts in their order
   int steps = 5;
-  // What a site's gradient of this step is multiplied by.
+  double max_norm = 0;  // 0: no clipping; not for the plain loop
+  mfsdp::model_options options{};
+  // What a site's gradient of this step is multiplied by, from this element of each tensor on.
+  std::size_t scaled_from = 0;
   double (*scale)(int site, int step) = [](int, int) { return 1.0; };
   // Whether a site is there in a step, for the plain loop: if not, it counts in no mean. One that
   // comes (back) has taken everything from the lowest site that was there in the step before.
@@ -25,8 +29,8 @@ struct site_settings {
 // One part's share of a site's gradient.
 inline float site_derivative(float weight, std::size_t k, std::size_t position, int site, int part,
                              int step, const site_settings& how) {
-  return static_cast<float>(how.scale(site, step)) *
-         derivative(weight, k, position, 3 * site + part, step, 0);
+  const float d = derivative(weight, k, position, 3 * site + part, step, 0);
+  return k < how.scaled_from ? d : static_cast<float>(how.scale(site, step)) * d;
 }
 
 // A schedule.
@@ -53,14 +57,17 @@ mfsdp::step_result step_site(Model& model, const site_settings& how, int step) {
       for (std::size_t i = 0; i < units[unit].tensors.size(); ++i) {
         const auto gradient = gradients[i];
         for (std::size_t k = 0; k < gradient.flat().size(); ++k) {
-          const float d = site_derivative(static_cast<float>(weights[i].flat()[k]), k, i,
-                                          model.site(), model.rank() + micro, step, how);
-          gradient.flat()[k] = gradient.accumulate ? gradient.flat()[k] + d : d;
+          auto& element = gradient.flat()[k];
+          const std::remove_reference_t<decltype(element)> d(
+              site_derivative(static_cast<float>(weights[i].flat()[k]), k, i, model.site(),
+                              model.rank() * own + micro, step, how));
+          element = gradient.accumulate ? element + d : d;
         }
       }
       gradients.reduce();
     }
   }
+  if (how.max_norm > 0) model.clip(how.max_norm);
   return model.step(rate_scale(step));
 }
 
@@ -69,15 +76,26 @@ void train_site(Model& model, const site_settings& how) {
   for (int step = 0; step < how.steps; ++step) step_site(model, how, step);
 }
 
+// A mesh of all axes.
+template <class World>
+auto axes_of_sites(World world, const site_settings& how) {
+  auto axes = mfsdp::make_sites(world, how.ranks);
+  const int shards = axes.shard.size() / how.replicas;
+  return mfsdp::mesh{axes.shard.split(axes.shard.rank() / shards),
+                     axes.shard.split(axes.shard.rank() % shards),
+                     world.split(axes.shard.rank() / shards)};
+}
+
 // Trains on a thread_world; `inspect(model)` runs on every rank at the end.
-template <class Placement, class Rules, class Inspect>
+template <class Placement, class Rules, class Inspect, class Precision = mfsdp::precision<>>
 site_outcome run_sites(const mfsdp::model_spec& spec, Placement placement, Rules rules,
-                       const site_settings& how, Inspect&& inspect) {
+                       const site_settings& how, Inspect&& inspect, Precision types = {}) {
   site_outcome result(how.ranks.size());
   int all = 0;
   for (const int ranks : how.ranks) all += ranks;
   mfsdp::thread_world{all}.run([&](auto comm) {
-    mfsdp::sharded_model model{spec, mfsdp::make_sites(comm, how.ranks), placement, rules};
+    auto axes = axes_of_sites(comm, how);
+    mfsdp::sharded_model model{spec, axes, placement, rules, types, how.options};
     model.initialize(initialize);
     train_site(model, how);
     auto parameters = read_parameters(model);
@@ -171,7 +189,16 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
   for (int step = 0; step < how.steps; ++step) {
     std::vector<values> gradients(sites);
     for (std::size_t s = 0; s < sites; ++s) {
-      gradients[s].resize(tensors.size());
+      const auto add = [](values& sum, values&& term) {
+        if (sum.empty()) {
+          sum = std::move(term);
+          return;
+        }
+        for (std::size_t t = 0; t < sum.size(); ++t) {
+          for (std::size_t k = 0; k < sum[t].size(); ++k) sum[t][k] += term[t][k];
+        }
+      };
+      values of_replica;
       for (int share = 0; share < how.parts[s]; ++share) {
         values own(tensors.size());
         for (std::size_t u = spec.units().size(); u-- > 0;) {
@@ -187,13 +214,9 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
             }
           }
         }
-        for (std::size_t t = 0; t < own.size(); ++t) {
-          if (share == 0) {
-            gradients[s][t] = own[t];
-            continue;
-          }
-          for (std::size_t k = 0; k < own[t].size(); ++k) gradients[s][t][k] += own[t][k];
-        }
+        add(of_replica, std::move(own));
+        if ((share + 1) % (how.parts[s] / how.replicas) > 0) continue;
+        add(gradients[s], std::exchange(of_replica, {}));
       }
     }
     for (part& p : parts) {
@@ -212,11 +235,20 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
         const auto usable = [&](std::size_t s) {
           return std::isfinite(backend.sum_of_squares(gradient_of(s).flat()));
         };
+        const auto counts = [&](std::size_t s) { return present(s) && usable(s); };
+        bool heard = true;  // a matrix of which no site has a usable gradient is left out
+        if constexpr (mfsdp::PeriodicOptimizer<O>) {
+          if (O::whole_matrix && O::rounds_before_update > 0) {
+            heard = false;
+            for (std::size_t s = 0; s < sites; ++s) heard = heard || counts(s);
+          }
+        }
         const auto exchange = [&](int round, bool before) {
           if constexpr (mfsdp::PeriodicOptimizer<O>) {
             const auto exchanged = rule.exchanges(p.shape, {step + 1, p.item, round});
             if (std::ranges::find(exchanged, true) == exchanged.end()) return;
             for (std::size_t s = 0; s < sites; ++s) {
+              if (before && !usable(s)) continue;
               call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
                 rule.contribute(backend, states, parameter,
                                 before ? gradient_of(s) : mfsdp::matrix_view<const float>(),
@@ -232,10 +264,11 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
                 float sum = 0;
                 int count = 0;
                 for (std::size_t s = 0; s < sites; ++s) {
-                  if (!present(s) || (before && !usable(s))) continue;
+                  if (before ? !counts(s) : !present(s)) continue;
                   sum = count == 0 ? spot(s)[k] : sum + spot(s)[k];
                   ++count;
                 }
+                if (count == 0 && e == 0) continue;
                 for (std::size_t s = 0; s < sites; ++s) {
                   spot(s)[k] = sum / static_cast<float>(std::max(count, 1));
                 }
@@ -249,9 +282,11 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
           }
         };
         if constexpr (mfsdp::PeriodicOptimizer<O>) {
-          for (int round = 0; round < O::rounds_before_update; ++round) exchange(round, true);
+          for (int round = 0; heard && round < O::rounds_before_update; ++round) {
+            exchange(round, true);
+          }
         }
-        for (std::size_t s = 0; s < sites; ++s) {
+        for (std::size_t s = 0; heard && s < sites; ++s) {
           if constexpr (!requires { requires O::updates_from_mean; }) {
             if (!usable(s)) continue;
           }

@@ -189,13 +189,12 @@ class elastic_board {
 
   [[nodiscard]] elastic_pointer begin(const elastic_member& who, elastic_kind kind,
                                       std::string what) const {
-    auto operation = std::make_shared<elastic_operation>(
-        elastic_operation{.kind = kind,
-                          .what = std::move(what),
-                          .first_seat = who.seat,
-                          .until = seats_[at(who.seat)].state == presence::member
-                                       ? std::chrono::steady_clock::now() + round_timeout_
-                                       : deadline::max()});
+    auto operation = std::make_shared<elastic_operation>(elastic_operation{
+        .kind = kind,
+        .what = std::move(what),
+        .first_seat = who.seat,
+        .until = seats_[at(who.seat)].state == presence::member ? deadline_after(round_timeout_)
+                                                                : deadline::max()});
     operation->inputs.resize(seats_.size());
     return operation;
   }

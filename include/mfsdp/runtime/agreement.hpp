@@ -2,7 +2,9 @@
 // sites are.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <map>
 #include <numeric>
@@ -10,13 +12,16 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
+#include "mfsdp/precision.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/sites.hpp"
+#include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
@@ -162,8 +167,15 @@ template <class Context, class Where, class Rules>
   const auto planned = [&](int ranks) {
     return make_plan(context.plan.spec, ranks, placement, optimizers, Context::precision::bytes);
   };
-  const std::string common =
-      to_text(planned(1)) + Context::precision::to_text() + "\n" + options_of(optimizers);
+  std::map<int, std::vector<std::vector<segment>>> by_ranks;
+  for (const int ranks : sites.ranks) by_ranks.try_emplace(ranks);
+  // A placement is what it does for all of these numbers of ranks.
+  std::string common = Context::precision::to_text() + "\n" + options_of(optimizers);
+  for (auto& [ranks, segments] : by_ranks) {
+    plan of_ranks = planned(ranks);
+    common += to_text(of_ranks);
+    segments = std::move(of_ranks.segments);
+  }
   const std::vector<std::uint64_t> own{common.size(), fnv1a(common)};
   const auto all =
       gather_over<std::uint64_t>(context, context.sites, own, "site plan check", phase::setup);
@@ -173,16 +185,67 @@ template <class Context, class Where, class Rules>
     if (Context::elastic && all[at] == 0) continue;  // nobody is there
     throw plan_error(fmt::format(
         "site {} trains something else than site {}: all sites must pass the same model, "
-        "optimizers and precision",
+        "placement, optimizers and precision",
         s, sites.own));
   }
-  std::map<int, std::vector<std::vector<segment>>> by_ranks;
   std::vector<const std::vector<std::vector<segment>>*> segments;
-  for (const int ranks : sites.ranks) {
-    if (!by_ranks.contains(ranks)) by_ranks[ranks] = planned(ranks).segments;
-    segments.push_back(&by_ranks[ranks]);
-  }
+  for (const int ranks : sites.ranks) segments.push_back(&by_ranks.at(ranks));
   return shared_parts(context.plan, sites, segments);
+}
+
+// Of elements first, first + 1, ...: the hash of a whole is the sum of those of its parts, wherever
+// it is cut. Cost: reads all of them, in parts of widened_part on the host.
+template <class B, class T>
+[[nodiscard]] std::uint64_t bits_hash(B& backend, std::span<T> values, index_t first) {
+  using word = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+  static_assert(sizeof(word) == sizeof(T));
+  std::vector<std::remove_const_t<T>> host(
+      static_cast<std::size_t>(std::min(widened_part, std::ssize(values))));
+  std::uint64_t sum = 0;
+  for_each_part(std::ssize(values), widened_part, [&](index_t at, index_t count) {
+    const auto part = slice(std::span(host), 0, count);
+    backend.copy(std::span<const T>(slice(values, at, count)), part);
+    for (index_t i = 0; i < count; ++i) {
+      const auto bits = std::bit_cast<word>(part[static_cast<std::size_t>(i)]);
+      sum += mix((static_cast<std::uint64_t>(first + at + i) << 32) + bits);
+    }
+  });
+  return sum;
+}
+
+// Do all sites that are there hold the same bits? visit(f) calls f(i, values) for each of
+// plan.local_segments that is on this rank. A collective call on the site axis. Errors: plan_error
+// naming a tensor that they hold differently.
+template <class Context, class Visit>
+void require_equal_values(Context& context, const site_map& sites, Visit&& visit) {
+  if (sites.count() == 1) return;
+  const plan& p = context.plan;
+  std::vector<std::uint64_t> own(p.items.size(), 0);
+  visit([&](std::size_t i, auto values) {
+    const local_segment& s = p.local_segments[i];
+    own[s.item] += bits_hash(context.backend, values, s.offset);
+  });
+  own.push_back(1);  // zero where nobody is
+  const auto all =
+      gather_over<std::uint64_t>(context, context.sites, own, "initial values", phase::setup);
+  const auto sum_of = [&](int site, std::size_t place) {
+    const auto s = static_cast<std::size_t>(site);
+    std::uint64_t sum = 0;
+    for (int r = 0; r < sites.ranks[s]; ++r) {
+      sum += all[static_cast<std::size_t>(sites.first[s] + r) * own.size() + place];
+    }
+    return sum;
+  };
+  for (int site = 0; site < sites.count(); ++site) {
+    if (Context::elastic && sum_of(site, p.items.size()) == 0) continue;
+    for (std::size_t item = 0; item < p.items.size(); ++item) {
+      if (sum_of(site, item) == sum_of(sites.own, item)) continue;
+      throw plan_error(fmt::format(
+          "tensor '{}' starts with other values on site {} than on site {}; all sites must call "
+          "initialize with the same function",
+          p.items[item].name, site, sites.own));
+    }
+  }
 }
 
 }  // namespace mfsdp::inline MFSDP_ABI::detail

@@ -142,11 +142,7 @@ class runtime_context {
 
   // In the plan, which is of one shard group.
   [[nodiscard]] int rank() const { return collective.rank(); }
-  [[nodiscard]] deadline until() const {
-    // A century stands for ever; beyond it the clock overflows.
-    const auto wait = std::min<std::chrono::milliseconds>(options.timeout, std::chrono::years(100));
-    return std::chrono::steady_clock::now() + wait;
-  }
+  [[nodiscard]] deadline until() const { return deadline_after(options.timeout); }
 
   // Errors: whatever the backend throws when memory is short.
   template <class T>

@@ -82,7 +82,10 @@ struct shared_part {
 struct contribution {
   std::size_t segment = 0;  // of plan.local_segments
   std::vector<std::span<float>> values{};
-  bool counts = true;  // if not, this site takes the mean of the others; zeros if none counts
+  bool counts = true;    // if not, this site takes the mean of the others
+  std::size_t kept = 0;  // the first values, that stay as they are where no site counts; others are
+                         // zero there
+  bool heard = true;     // afterwards: whether a site counted for each part of it
 };
 
 template <class Context>
@@ -113,54 +116,22 @@ class site_exchange {
 
   // Replaces all values by their means over the sites that count, in place: sums in the order of
   // sites, divided by how many there are, so the same bits on all sites. Contributions come in the
-  // order of segments. Every message holds as many numbers as are exchanged and one for each part
-  // in it, which counts the sites.
-  void average(std::span<const contribution> all) {
-    for (const contribution& own : all) {
-      if (own.counts) continue;
-      for (const std::span<float> values : own.values) context_.backend.fill(values, 0.0f);
+  // order of segments, of model step `step`. Every message holds as many numbers as are exchanged
+  // and one for each shared part in it, which counts the sites.
+  void average(std::span<contribution> all, std::int64_t step) {
+    for (contribution& own : all) {
+      own.heard = own.counts || sites_.count() > 1;
+      if (own.heard) continue;
+      for (std::size_t i = own.kept; i < own.values.size(); ++i) {
+        context_.backend.fill(own.values[i], 0.0f);
+      }
     }
     if (sites_.count() == 1) return;
-    const std::vector<message> messages = messages_of(all);
-    for (std::size_t i = 0; i < messages.size() + 1; ++i) {
-      if (i < messages.size()) start(messages[i], all, slots_[i % slots_.size()]);
-      if (i > 0) finish(messages[i - 1], slots_[(i - 1) % slots_.size()]);
-    }
-  }
-
-  // Do all sites that are there hold the same values? values(i) views those of
-  // plan.local_segments[i]. Errors: plan_error naming a tensor that they hold differently.
-  template <class Values>
-  void require_equal(Values&& values) {
-    const auto count = static_cast<index_t>(sites_.count());
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      std::vector<double> own;
-      std::vector<const own_part*> held;
-      for (const own_part& part : parts_) {
-        if (part.group != g) continue;
-        const auto all = values(part.segment);
-        own.push_back(context_.backend.sum_of_squares(slice(all, part.from, part.count)));
-        held.push_back(&part);
-      }
-      if (ElasticCollective<axis>) own.push_back(1);  // zero where nobody is
-      const index_t parts = std::ssize(own);
-      std::vector<piece> pieces;
-      for (int s = 0; s < sites_.count(); ++s) pieces.push_back({s, s * parts, 0, parts});
-      std::vector<double> all(static_cast<std::size_t>(count * parts));
-      auto request = groups_[g].start_all_gather(std::span<const double>(own), std::span(all),
-                                                 std::span<const piece>(pieces), "initial values");
-      context_.book(phase::setup);
-      request.wait(context_.until());
-      request.drain(context_.until());
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        const std::size_t place = i % own.size();
-        if (all[i] == own[place]) continue;
-        if (ElasticCollective<axis> && all[i - place + own.size() - 1] == 0) continue;
-        throw plan_error(fmt::format(
-            "tensor '{}' starts with other values on site {} than on site {}; all sites must call "
-            "initialize with the same function",
-            item_of(*held[place]).name, i / own.size(), sites_.own));
-      }
+    label_ = fmt::format("mean over sites, step {}", step);
+    form_messages(all);
+    for (std::size_t i = 0; i < used_ + 1; ++i) {
+      if (i < used_) start(messages_[i], all, slots_[i % slots_.size()]);
+      if (i > 0) finish(messages_[i - 1], all, slots_[(i - 1) % slots_.size()]);
     }
   }
 
@@ -177,15 +148,19 @@ class site_exchange {
 
   struct message {
     struct entry {
-      std::size_t contribution;
-      index_t part;             // which of the message's parts counts the sites for it
+      std::size_t part;         // which of the message's parts counts the sites for it
       std::span<float> values;  // that are exchanged
       index_t at;               // where, in the message
+      bool kept;                // where no site counts
+    };
+    struct part {
+      const own_part* shared;
+      std::size_t contribution;
     };
     std::size_t group = 0;
     index_t elements = 0;
     std::vector<entry> entries{};
-    std::vector<std::size_t> parts{};  // the contribution of each
+    std::vector<part> parts{};
     std::array<piece, 1> all{};
   };
 
@@ -258,36 +233,49 @@ class site_exchange {
                                  part.offset));
   }
 
-  // Every site forms the same ones of a group, since it knows the same shared parts.
-  [[nodiscard]] std::vector<message> messages_of(std::span<const contribution> all) const {
-    std::vector<message> messages;
+  // Every site forms the same ones of a group, since it knows the same shared parts; how they are
+  // cut into segments differs between sites. The memory of messages is used again.
+  void form_messages(std::span<const contribution> all) {
+    used_ = 0;
     for (const own_part& part : parts_) {
       const auto own = std::ranges::lower_bound(all, part.segment, {}, &contribution::segment);
       if (own == all.end() || own->segment != part.segment) continue;
-      const auto number = static_cast<std::size_t>(own - all.begin());
       const bool whole = part.count == item_of(part).elements();
-      for (const std::span<float> values : own->values) {
+      for (std::size_t i = 0; i < own->values.size(); ++i) {
         // The states of a cut tensor have an element for each of its own.
-        std::span<float> left = whole ? values : slice(values, part.from, part.count);
+        std::span<float> left =
+            whole ? own->values[i] : slice(own->values[i], part.from, part.count);
         while (!left.empty()) {
-          if (messages.empty() || messages.back().group != part.group ||
-              messages.back().elements == largest_message) {
-            messages.push_back({part.group});
+          message& last = message_with_room(part.group);
+          if (last.parts.empty() || last.parts.back().shared != &part) {
+            last.parts.push_back({&part, static_cast<std::size_t>(own - all.begin())});
           }
-          message& last = messages.back();
-          if (last.parts.empty() || last.parts.back() != number) last.parts.push_back(number);
           const index_t count = std::min(std::ssize(left), largest_message - last.elements);
           last.entries.push_back(
-              {number, std::ssize(last.parts) - 1, slice(left, 0, count), last.elements});
+              {last.parts.size() - 1, slice(left, 0, count), last.elements, i < own->kept});
           last.elements += count;
           left = slice(left, count, std::ssize(left) - count);
         }
       }
     }
-    for (message& each : messages) {
+    for (std::size_t i = 0; i < used_; ++i) {
+      message& each = messages_[i];
       each.all = {{{0, 0, 0, each.elements + std::ssize(each.parts)}}};
     }
-    return messages;
+  }
+
+  [[nodiscard]] message& message_with_room(std::size_t group) {
+    if (used_ > 0) {
+      message& last = messages_[used_ - 1];
+      if (last.group == group && last.elements < largest_message) return last;
+    }
+    if (used_ == messages_.size()) messages_.emplace_back();
+    message& fresh = messages_[used_++];
+    fresh.group = group;
+    fresh.elements = 0;
+    fresh.entries.clear();
+    fresh.parts.clear();
+    return fresh;
   }
 
   // Where a message is before and after it is summed.
@@ -296,19 +284,25 @@ class site_exchange {
     return slice(staging_.span(), place * staged_, staged_);
   }
 
+  // What this site has of what does not count may be anything, and stays where it is.
   void start(const message& now, std::span<const contribution> all, slot& in) {
     const std::span<float> data = staged(in, false);
+    const auto counts = [&](std::size_t part) { return all[now.parts[part].contribution].counts; };
     for (const auto& entry : now.entries) {
-      context_.backend.copy(std::span<const float>(entry.values),
-                            slice(data, entry.at, std::ssize(entry.values)));
+      const std::span<float> place = slice(data, entry.at, std::ssize(entry.values));
+      if (counts(entry.part)) {
+        context_.backend.copy(std::span<const float>(entry.values), place);
+      } else {
+        context_.backend.fill(place, 0.0f);
+      }
     }
     for (std::size_t p = 0; p < now.parts.size(); ++p) {
       context_.backend.fill(slice(data, now.elements + static_cast<index_t>(p), 1),
-                            all[now.parts[p]].counts ? 1.0f : 0.0f);
+                            counts(p) ? 1.0f : 0.0f);
     }
     in.sum = groups_[now.group].start_all_reduce(std::span<const float>(data), staged(in, true),
                                                  std::span<const piece>(now.all),
-                                                 reduce_into::write, "mean over sites");
+                                                 reduce_into::write, label_);
     context_.book(phase::sync);
   }
 
@@ -320,13 +314,17 @@ class site_exchange {
     }
   };
 
-  void finish(const message& then, slot& in) {
+  void finish(const message& then, std::span<contribution> all, slot& in) {
     in.sum.wait(context_.until());
     const std::span<const float> sums = staged(in, true);
-    std::vector<float> counted(then.parts.size());
-    context_.backend.copy(slice(sums, then.elements, std::ssize(counted)), std::span(counted));
+    counted_.resize(then.parts.size());
+    context_.backend.copy(slice(sums, then.elements, std::ssize(counted_)), std::span(counted_));
+    for (std::size_t p = 0; p < counted_.size(); ++p) {
+      if (counted_[p] == 0) all[then.parts[p].contribution].heard = false;
+    }
     for (const auto& entry : then.entries) {
-      const float sites = counted[static_cast<std::size_t>(entry.part)];
+      const float sites = counted_[entry.part];
+      if (sites == 0 && entry.kept) continue;
       context_.backend.transform(divided{std::max(sites, 1.0f)}, entry.values,
                                  slice(sums, entry.at, std::ssize(entry.values)));
     }
@@ -340,8 +338,12 @@ class site_exchange {
   std::vector<counting<axis>> groups_;
   std::vector<own_part> parts_;  // by group, item and offset
   index_t staged_ = 0;           // elements of the largest message
-  std::array<slot, 2> slots_{};
   typename Context::template storage<float> staging_;
+  std::string label_;
+  std::vector<message> messages_;  // of the last call of average, `used_` of them
+  std::size_t used_ = 0;
+  std::vector<float> counted_;
+  std::array<slot, 2> slots_{};  // last: requests read what is above
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI

@@ -28,6 +28,10 @@ struct step_request {
   const std::vector<bool>* left_out = nullptr;  // by item, if all gradients have been judged
 };
 
+// What a step has done with the gradient of an entry: used it, left out a part of it and what that
+// is of, or updated without it, from means over other sites.
+enum class update_result { complete, skipped, from_others };
+
 template <class Context, class Optimizers>
 class optimizer_states {
  public:
@@ -45,6 +49,7 @@ class optimizer_states {
     allocate_states();
     allocate_scratch();
     list_updates();
+    list_meetings();
   }
   optimizer_states(const optimizer_states&) = delete;
   optimizer_states& operator=(const optimizer_states&) = delete;
@@ -59,9 +64,13 @@ class optimizer_states {
     return usable;
   }
 
-  // The first states of optimizers that derive them from the parameters. Cost: that of start().
+  // Begins anew: no updates yet, and the first states, zero but for optimizers that derive them
+  // from the parameters. Cost: that of their start().
   void start() {
+    context_.backend.fill(exact_.span(), 0.0f);
+    context_.backend.fill(narrow_.span(), narrow_state(0.0f));
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      for (auto& entry : entries) entry.step = 0;
       if constexpr (meets_sites<O>) {
         const auto first = [&](auto& backend, const auto& states, auto parameter, auto,
                                const auto& context) {
@@ -70,8 +79,6 @@ class optimizer_states {
           }
         };
         for (auto& entry : entries) {
-          entry.step = 0;
-          for (const stored_state& state : entry.states) context_.backend.fill(state.exact, 0.0f);
           for_each_part_of(workers_.front(), optimizer, entry, false, {.step = 0}, first);
         }
       }
@@ -122,19 +129,40 @@ class optimizer_states {
     return elements;
   }
 
-  // The exchanges of one step with other sites, those before its updates or those after them.
-  // Whether there were any.
+  // The exchanges of one step with other sites, those before its updates or those after them; the
+  // former come first in every step. Whether there were any.
   template <class Sites>
   bool exchange(Sites& sites, bool before, const step_request& now) {
+    const auto rounds_of = [before](const meeting& m) {
+      return before ? m.rounds_before : m.rounds_after;
+    };
     int rounds = 0;
-    for_each_optimizer([&]<class O>(const O&, auto&, int) {
-      if constexpr (meets_sites<O>) {
-        rounds = std::max<int>(rounds, before ? O::rounds_before_update : O::rounds_after_update);
-      }
-    });
+    for (const meeting& m : meetings_) rounds = std::max(rounds, rounds_of(m));
+    if (before && rounds > 0) {
+      run(meetings_.size(), [&](std::size_t i, worker& by) { meetings_[i].judge(by, now); });
+    }
     bool met = false;
     for (int round = 0; round < rounds; ++round) {
-      met = exchange_round(sites, before, round, now) || met;
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < meetings_.size(); ++i) {
+        const meeting& m = meetings_[i];
+        if (round >= rounds_of(m)) continue;
+        const int number = before ? round : m.rounds_before + round;
+        contribution& own = contributions_[count];
+        own.values.clear();
+        if (!m.exchanges(own, number, now)) continue;
+        due_[count++] = {i, number};
+      }
+      if (count == 0) continue;
+      met = true;
+      // What is not usable would stay in the states.
+      run(count, [&](std::size_t i, worker& by) {
+        if (contributions_[i].counts) meetings_[due_[i].meeting].contribute(by, due_[i].round, now);
+      });
+      sites.average(std::span(contributions_).first(count), now.step);
+      run(count, [&](std::size_t i, worker& by) {
+        meetings_[due_[i].meeting].adopt(by, due_[i].round, now, contributions_[i].heard);
+      });
     }
     return met;
   }
@@ -145,9 +173,7 @@ class optimizer_states {
   // another, and cuts between blocks change nothing. If the step is told which items to leave out,
   // it looks no further.
   void step(const step_request& now) {
-    crew_.run(updates_.size(), [&](std::size_t i, int member) {
-      updates_[i](workers_[static_cast<std::size_t>(member)], now);
-    });
+    run(updates_.size(), [&](std::size_t i, worker& by) { updates_[i](by, now); });
     for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
       if constexpr (GathersMatrices<O>) {
         for (auto& entry : entries) update_gathered(optimizer, entry, now);
@@ -176,14 +202,25 @@ class optimizer_states {
     });
   }
 
-  // Calls visit(entry's item, whether a part of it was left out, its update_size) for all that this
-  // rank holds, after a step.
+  // Whether an item's optimizer takes the mean of other sites where this one's gradient is of no
+  // use.
+  [[nodiscard]] bool takes_means(std::size_t item) const {
+    const std::size_t tensor = context_.plan.items[item].tensor;
+    bool takes = false;
+    detail::with_member(optimizers_,
+                        static_cast<std::size_t>(context_.plan.tensors[tensor].optimizer),
+                        [&]<class O>(const O&) { takes = meets_sites<O> && updates_from_mean<O>; });
+    return takes;
+  }
+
+  // Calls visit(entry's item, what became of it, its update_size) for all that this rank holds,
+  // after a step.
   template <class Visit>
   void for_each_update(Visit&& visit) {
     for_each_optimizer([&](const auto&, auto& entries, int) {
       for (const auto& entry : entries) {
         const placement_item& item = context_.plan.items[entry.item];
-        visit(entry.item, entry.skipped,
+        visit(entry.item, entry.result,
               update_size{item.name, item.offset + entry.offset + entry.own_offset,
                           std::ssize(entry.parameter), entry.change});
       }
@@ -204,6 +241,11 @@ class optimizer_states {
   static constexpr bool meets_sites = PeriodicOptimizer<O> && detail::is_float<master>;
   template <class O>
   static constexpr bool updates_from_mean = requires { requires O::updates_from_mean; };
+  template <class O>
+  static constexpr bool judges_before = [] {
+    if constexpr (meets_sites<O>) return O::rounds_before_update > 0;
+    return false;
+  }();
 
   // What a thread has for itself: backends are called from one thread at a time.
   struct worker {
@@ -228,9 +270,12 @@ class optimizer_states {
     std::span<const reduced> gradient{};
     std::array<stored_state, std::tuple_size_v<state_spans<O, float>>> states{};
     std::int64_t step = 0;  // updates so far
-    bool usable = true;     // the gradient of this step, for those who exchange before the update
-    bool skipped = false;   // a part of it, in the last step
-    double change = 0;      // of the last step, as a sum of squares, if it is measured
+    // Rules that exchange before the update: whether all of this site's gradient of this step is
+    // usable, and whether any site's is.
+    bool usable = true;
+    bool heard = true;
+    update_result result = update_result::complete;  // of the last step
+    double change = 0;                               // of that, as a sum of squares, if measured
     // Gathered matrices only: where the rows of every rank go, and those of this one.
     std::string label{};
     std::vector<piece> pieces{};
@@ -244,6 +289,30 @@ class optimizer_states {
     using type = std::tuple<std::vector<held_state<O>>...>;
   };
   using members = decltype(optimizer_members(std::declval<const Optimizers&>()));
+
+  // A parameter that meets other sites; the functions are those of its optimizer.
+  struct meeting {
+    std::size_t segment;
+    int rounds_before;
+    int rounds_after;
+    std::function<void(worker&, const step_request&)> judge;
+    std::function<bool(contribution&, int round, const step_request&)> exchanges;
+    std::function<void(worker&, int round, const step_request&)> contribute;
+    std::function<void(worker&, int round, const step_request&, bool heard)> adopt;
+  };
+  struct due_meeting {
+    std::size_t meeting;
+    int round;
+  };
+
+  // task(i, worker) for each i < tasks, by the crew.
+  template <class Task>
+  void run(std::size_t tasks, const Task& task) {
+    const auto work = [&](std::size_t i, int member) {
+      task(i, workers_[static_cast<std::size_t>(member)]);
+    };
+    crew_.run(tasks, std::cref(work));
+  }
 
   template <class Visit>
   void for_each_optimizer(Visit&& visit) {
@@ -430,6 +499,74 @@ class optimizer_states {
     for (task& t : tasks) updates_.push_back(std::move(t.run));
   }
 
+  // In the order of segments, since several optimizers have parts of one message.
+  void list_meetings() {
+    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+      if constexpr (meets_sites<O>) {
+        for (auto& entry : entries) meetings_.push_back(meeting_of(optimizer, entry));
+      }
+    });
+    std::ranges::sort(meetings_, {}, &meeting::segment);
+    contributions_.resize(meetings_.size());
+    due_.resize(meetings_.size());
+  }
+
+  template <class O>
+  [[nodiscard]] meeting meeting_of(const O& optimizer, held_state<O>& entry) {
+    return {.segment = entry.segment,
+            .rounds_before = O::rounds_before_update,
+            .rounds_after = O::rounds_after_update,
+            .judge = [&](worker& by, const step_request& now) { judge(by, entry, now); },
+            .exchanges =
+                [&](contribution& own, int round, const step_request& now) {
+                  return collect_exchanged(optimizer, entry, own, round, now);
+                },
+            .contribute =
+                [&](worker& by, int round, const step_request& now) {
+                  for_each_part_of(by, optimizer, entry, round < O::rounds_before_update, now,
+                                   [&](auto& backend, const auto&... rest) {
+                                     optimizer.contribute(backend, rest..., round);
+                                   });
+                },
+            .adopt =
+                [&](worker& by, int round, const step_request& now, bool heard) {
+                  if (!O::whole_matrix) heard = true;  // of some of its parts, perhaps
+                  entry.heard = entry.heard && heard;
+                  if (!heard) return;
+                  for_each_part_of(by, optimizer, entry, false, now,
+                                   [&](auto& backend, const auto& states, auto parameter, auto,
+                                       const auto& context) {
+                                     optimizer.adopt(backend, states, parameter, context, round);
+                                   });
+                }};
+  }
+
+  template <class O>
+  static void judge(worker& by, held_state<O>& entry, const step_request& now) {
+    if constexpr (O::rounds_before_update > 0) {
+      entry.heard = true;
+      entry.usable = is_usable<O>(by, entry.gradient, now) && !is_left_out(entry, now);
+    }
+  }
+
+  // What is replaced by means in a round, if anything. Where no site has a usable gradient a matrix
+  // stays as it is; the pieces of other tensors differ between sites, so there it is the parameter
+  // alone, and states are zero.
+  template <class O>
+  [[nodiscard]] static bool collect_exchanged(const O& optimizer, held_state<O>& entry,
+                                              contribution& own, int round,
+                                              const step_request& now) {
+    const auto exchanged = optimizer.exchanges(entry.shape, {now.step, entry.item, round});
+    if (exchanged[0]) own.values.push_back(entry.parameter);
+    for (std::size_t k = 0; k < entry.states.size(); ++k) {
+      if (exchanged[k + 1]) own.values.push_back(entry.states[k].exact);
+    }
+    own.segment = entry.segment;
+    own.counts = round >= O::rounds_before_update || entry.usable;
+    own.kept = O::whole_matrix ? own.values.size() : std::size_t{exchanged[0]};
+    return !own.values.empty();
+  }
+
   // Far enough below the largest float for sums and averages of many such gradients.
   template <class O>
   [[nodiscard]] static bool is_usable(double sum_of_squares) {
@@ -480,88 +617,43 @@ class optimizer_states {
     return {entry.step, now.learning_rate_scale, scratch.rest(), now.step, entry.item};
   }
 
-  template <class Sites>
-  bool exchange_round(Sites& sites, bool before, int round, const step_request& now) {
-    using task = std::function<void(worker&)>;
-    std::vector<contribution> values;
-    std::vector<task> contribute;
-    std::vector<task> adopt;
-    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
-      if constexpr (meets_sites<O>) {
-        if (round >= (before ? O::rounds_before_update : O::rounds_after_update)) return;
-        const int number = before ? round : O::rounds_before_update + round;
-        for (auto& entry : entries) {
-          const auto exchanged = optimizer.exchanges(entry.shape, {now.step, entry.item, number});
-          if (std::ranges::find(exchanged, true) == exchanged.end()) continue;
-          if (before && round == 0) {
-            entry.usable = is_usable<O>(workers_.front(), entry.gradient, now) &&
-                           !(now.left_out != nullptr && (*now.left_out)[entry.item]);
-          }
-          contribution& own = values.emplace_back(
-              contribution{.segment = entry.segment, .counts = !before || entry.usable});
-          if (exchanged[0]) own.values.push_back(entry.parameter);
-          for (std::size_t k = 0; k < entry.states.size(); ++k) {
-            if (exchanged[k + 1]) own.values.push_back(entry.states[k].exact);
-          }
-          // What is not usable would stay in the states; average() clears what it was to write.
-          if (own.counts)
-            contribute.push_back([&, number](worker& by) {
-              for_each_part_of(by, optimizer, entry, before, now,
-                               [&](auto& backend, const auto&... rest) {
-                                 optimizer.contribute(backend, rest..., number);
-                               });
-            });
-          adopt.push_back([&, number](worker& by) {
-            for_each_part_of(
-                by, optimizer, entry, false, now,
-                [&](auto& backend, const auto& states, auto parameter, auto, const auto& context) {
-                  optimizer.adopt(backend, states, parameter, context, number);
-                });
-          });
-        }
-      }
-    });
-    const auto run = [&](const std::vector<task>& tasks) {
-      crew_.run(tasks.size(), [&](std::size_t i, int member) {
-        tasks[i](workers_[static_cast<std::size_t>(member)]);
-      });
-    };
-    run(contribute);
-    // Several optimizers have parts of one list.
-    std::ranges::sort(values, {}, &contribution::segment);
-    sites.average(values);
-    run(adopt);
-    return !values.empty();
+  template <class O>
+  [[nodiscard]] static bool is_left_out(const held_state<O>& entry, const step_request& now) {
+    return now.left_out != nullptr && (*now.left_out)[entry.item];
   }
 
   // Clears what the last step said of an entry; false if this one leaves it out altogether.
   template <class O>
   [[nodiscard]] static bool takes_part(held_state<O>& entry, const step_request& now) {
     entry.change = 0;
-    entry.skipped = now.left_out != nullptr && (*now.left_out)[entry.item];
-    return !entry.skipped;
+    const bool skipped = is_left_out(entry, now);
+    entry.result = skipped ? update_result::skipped : update_result::complete;
+    return !skipped;
   }
 
   template <class O>
   void update(worker& by, const O& optimizer, held_state<O>& entry, const step_request& now) {
-    if constexpr (updates_from_mean<O>) {
-      entry.skipped = !entry.usable;
+    if constexpr (meets_sites<O> && updates_from_mean<O>) {
       entry.change = 0;
-      ++entry.step;
-      const index_t all = entry.shape.elements();
-      detail::for_each_part(
-          all, O::whole_matrix ? all : detail::widened_part, [&](index_t first, index_t count) {
-            const matrix_shape shape{1, count};
-            update_part(by, optimizer, entry, first, O::whole_matrix ? entry.shape : shape, now);
-          });
+      entry.result = !entry.heard   ? update_result::skipped
+                     : entry.usable ? update_result::complete
+                                    : update_result::from_others;
+      if (entry.heard) update_all(by, optimizer, entry, now);
       return;
     }
     if (!takes_part(entry, now)) return;
+    if constexpr (judges_before<O>) {
+      if (entry.usable) {
+        update_all(by, optimizer, entry, now);
+        return;
+      }
+    }
     if constexpr (O::whole_matrix) {
-      entry.skipped = !is_usable<O>(by, entry.gradient, now);
-      if (entry.skipped) return;
-      ++entry.step;
-      update_part(by, optimizer, entry, 0, entry.shape, now);
+      if (judges_before<O> || !is_usable<O>(by, entry.gradient, now)) {
+        entry.result = update_result::skipped;
+        return;
+      }
+      update_all(by, optimizer, entry, now);
     } else {
       ++entry.step;  // even if no block is usable: other ranks may have blocks that are
       detail::for_each_part(entry.shape.elements(), detail::widened_part,
@@ -569,6 +661,17 @@ class optimizer_states {
                               update_usable(by, optimizer, entry, first, count, now);
                             });
     }
+  }
+
+  template <class O>
+  void update_all(worker& by, const O& optimizer, held_state<O>& entry, const step_request& now) {
+    ++entry.step;
+    const index_t all = entry.shape.elements();
+    detail::for_each_part(
+        all, O::whole_matrix ? all : detail::widened_part, [&](index_t first, index_t count) {
+          update_part(by, optimizer, entry, first,
+                      O::whole_matrix ? entry.shape : matrix_shape{1, count}, now);
+        });
   }
 
   // Updates what is usable of a part of a piece, down to single blocks.
@@ -583,7 +686,7 @@ class optimizer_states {
         update_usable(by, optimizer, entry, first + at, n, now);
       });
     } else {
-      entry.skipped = true;
+      entry.result = update_result::skipped;
     }
   }
 
@@ -612,8 +715,8 @@ class optimizer_states {
         context_.collective.start_all_gather(entry.gradient, all, entry.pieces, entry.label);
     context_.book(phase::step);
     request.wait(context_.until());
-    entry.skipped = !is_usable<O>(by, all, now);
-    if (!entry.skipped) {
+    if (!is_usable<O>(by, all, now)) entry.result = update_result::skipped;
+    if (entry.result == update_result::complete) {
       ++entry.step;
       detail::scratch_space scratch(by.scratch.span());
       const std::span<float> gradient = detail::widened(by.backend, all, scratch);
@@ -674,6 +777,9 @@ class optimizer_states {
   std::vector<worker> workers_;
   typename Context::template storage<reduced> gathered_;  // a whole gradient
   std::vector<std::function<void(worker&, const step_request&)>> updates_;
+  std::vector<meeting> meetings_;
+  std::vector<contribution> contributions_;  // of one round; their memory is used again
+  std::vector<due_meeting> due_;             // what they are of
   crew crew_;
 };
 

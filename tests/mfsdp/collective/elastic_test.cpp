@@ -424,3 +424,12 @@ TEST_CASE("members that come and go at random see equal sums and never wait for 
     }
   }
 }
+
+TEST_CASE("members may wait for each other for ever") {
+  elastic_world world{2, {.round_timeout = std::chrono::milliseconds::max()}};
+  const auto failures = world.run([](elastic_collective self) {
+    if (self.rank() == 1) std::this_thread::sleep_for(50ms);
+    CHECK(sum(self) == 11);
+  });
+  CHECK(failures.empty());
+}
