@@ -98,14 +98,14 @@ inline std::vector<method> all_methods() {
     return meetings(how) * (s.matrices + 3 * s.rest);
   };
   const std::vector<double> for_adam{1.5e-3, 3e-3, 6e-3, 12e-3};
-  const std::vector<double> for_still{3e-3, 6e-3, 12e-3, 25e-3};
-  const std::vector<double> for_muon{5e-3, 0.01, 0.02, 0.04, 0.08};
+  const std::vector<double> for_still{1.5e-3, 3e-3, 6e-3, 12e-3, 25e-3};
+  const std::vector<double> for_muon{2.5e-3, 5e-3, 0.01, 0.02, 0.04, 0.08};
   return {
-      {"ddp_adam", "DDP AdamW", 6e-3, for_adam, pair(member::ddp_adam, member::ddp_rest),
+      {"ddp_adam", "DDP AdamW", 3e-3, for_adam, pair(member::ddp_adam, member::ddp_rest),
        each_step},
-      {"lowrank_ddp", "low-rank DDP (LDAdam, error feedback)", 6e-3, for_adam,
+      {"lowrank_ddp", "low-rank DDP (LDAdam, error feedback)", 3e-3, for_adam,
        pair(member::ldadam, member::ddp_rest), each_step},
-      {"galore_ddp", "low-rank DDP (GaLore)", 12e-3, for_still,
+      {"galore_ddp", "low-rank DDP (GaLore)", 3e-3, for_still,
        pair(member::galore, member::ddp_rest),
        [](const settings& how, const sizes& s) {
          const double refreshes = (how.steps + galore_refresh - 1) / galore_refresh;
@@ -115,21 +115,21 @@ inline std::vector<method> all_methods() {
        [](const settings& how, const sizes& s) { return 3 * meetings(how) * s.all(); }},
       {"diloco", "DiLoCo", 3e-3, for_adam, pair(member::diloco, member::diloco_rest),
        [](const settings& how, const sizes& s) { return meetings(how) * s.all(); }},
-      {"lordo_local", "LoRDO local, omega 0.5, error feedback", 6e-3, for_adam,
+      {"lordo_local", "LoRDO local, omega 0.5, error feedback", 3e-3, for_adam,
        [](const settings&, rules& all) {
          all.for_matrices = member::low_rank_svd;
          all.low_rank_svd.variant = lordo::basis_source::local;
        },
        parameters},
-      {"lordo_global_no_qhm", "LoRDO global, omega 1 (no full-rank term)", 12e-3, for_still,
+      {"lordo_global_no_qhm", "LoRDO global, omega 1 (no full-rank term)", 3e-3, for_still,
        with_omega(1), global},
-      {"lordo_global", "LoRDO global, omega 0.35", 6e-3, for_adam, with_omega(0.35), global},
+      {"lordo_global", "LoRDO global, omega 0.35", 3e-3, for_adam, with_omega(0.35), global},
       {"lordo_residual", "LoRDO global, residual as full-rank term", 6e-3, for_adam,
        [](const settings&, rules& all) {
          all.low_rank.full_term = lordo::full_rank_term::residual;
        },
        global},
-      {"lordo_random", "LoRDO, random basis, omega 0.8", 12e-3, for_still,
+      {"lordo_random", "LoRDO, random basis, omega 0.8", 3e-3, for_still,
        [](const settings&, rules& all) {
          all.for_matrices = member::low_rank_random;
          all.low_rank_random.omega = 0.8;
@@ -137,27 +137,27 @@ inline std::vector<method> all_methods() {
        [](const settings& how, const sizes& s) {
          return meetings(how) * (s.matrices + 2 * s.longer + 3 * s.rest);
        }},
-      {"hybrid", "LoRDO global, 2 sites x 2 owners", 6e-3, for_adam, with_omega(0.35), global, 2},
+      {"hybrid", "LoRDO global, 2 sites x 2 owners", 3e-3, for_adam, with_omega(0.35), global, 2},
       {"ddp_muon", "DDP Muon", 0.02, for_muon, pair(member::ddp_muon, member::ddp_rest), each_step},
-      {"local_muon", "local Muon, momentum averaged", 0.02, for_muon, pair(member::local_muon),
+      {"local_muon", "local Muon, momentum averaged", 0.01, for_muon, pair(member::local_muon),
        [](const settings& how, const sizes& s) {
          return meetings(how) * (2 * s.matrices + 3 * s.rest);
        }},
-      {"local_muon_parameters", "local Muon, parameters only", 0.02, for_muon,
+      {"local_muon_parameters", "local Muon, parameters only", 0.01, for_muon,
        [](const settings&, rules& all) {
          all.for_matrices = member::local_muon;
          all.local_muon.periods.first_moment = 0;
        },
        parameters},
-      {"local_muon_lowrank", "local Muon, low-rank exchange, 4 a period", 0.02, for_muon,
+      {"local_muon_lowrank", "local Muon, low-rank exchange, 4 a period", 5e-3, for_muon,
        pair(member::factored_muon),
        [](const settings& how, const sizes& s) {
          return how.steps / factored_period(how) * (s.longer + s.shorter) +
                 3 * meetings(how) * s.rest;
        }},
-      {"muloco", "MuLoCo (local Muon, outer Nesterov)", 0.02, for_muon, pair(member::muloco),
+      {"muloco", "MuLoCo (local Muon, outer Nesterov)", 0.01, for_muon, pair(member::muloco),
        parameters},
-      {"lordo_muon", "LoRDO with Muon in the subspace", 0.02, for_muon, pair(member::low_rank_muon),
+      {"lordo_muon", "LoRDO with Muon in the subspace", 0.04, for_muon, pair(member::low_rank_muon),
        [](const settings& how, const sizes& s) {
          return s.matrices + meetings(how) * (s.matrices + s.longer + 3 * s.rest);
        }},

@@ -555,7 +555,9 @@ class sharded_model {
   }
 
   // Lets sites in, or has this one let in, and hands over all that they need. Returns who they are.
-  std::vector<int> admit() {
+  std::vector<int> admit()
+    requires elastic
+  {
     const admission now = context_.sites.admit(context_.until());
     context_.book(phase::sync);
     const hand_over<context> to_joined(context_, now, sites_.buffers());
