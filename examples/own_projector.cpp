@@ -55,7 +55,7 @@ double train(index_t period) {
   constexpr matrix_shape shape{8, 12};
   mfsdp::cpu_backend backend;
   std::vector<mfsdp::host_buffer<float>> memory;
-  std::array<std::span<float>, 7> states;
+  mfsdp::state_spans<lordo::low_rank_adam<cosine_projection>, float> states;
   const auto specs = rule.states(shape);
   for (std::size_t i = 0; i < states.size(); ++i) {
     states[i] = memory.emplace_back(specs[i].elements).span();
