@@ -271,8 +271,8 @@ class sharded_model {
   // Sets the parameters: fill(tensor, values, first) is called for each part of a tensor that this
   // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts. Values
   // are floats; a trainer reads them rounded to nearest. Begins anew: optimizer states, counts of
-  // steps and updates, and gradients are those of a new model, whatever was before. All ranks, and
-  // all sites, alike.
+  // steps and updates, and gradients are those of a new model, whatever was before; but a step that
+  // an exception ended half way stays one. All ranks, and all sites, alike.
   template <class Fill>
   void initialize(Fill&& fill) {
     require_released("initialize");

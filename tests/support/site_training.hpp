@@ -38,6 +38,9 @@ inline double rate_scale(int step) {
   return 1.0 / (step + 1);
 }
 
+template <class O>
+inline constexpr bool updates_from_mean = requires { requires O::updates_from_mean; };
+
 // The parameters of each site at the end.
 using site_outcome = std::vector<std::map<std::string, std::vector<float>>>;
 
@@ -287,9 +290,7 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
           }
         }
         for (std::size_t s = 0; heard && s < sites; ++s) {
-          if constexpr (!requires { requires O::updates_from_mean; }) {
-            if (!usable(s)) continue;
-          }
+          if (!updates_from_mean<O> && !usable(s)) continue;
           ++p.updates[s];
           call(p, s, step, rule, [&](const auto& states, auto parameter, auto context) {
             rule.update(backend, states, parameter, gradient_of(s), context);

@@ -194,11 +194,11 @@ class site_exchange {
       }
       add_group(own, sets.size(), group_of);
     }
-    for (const shared_part& part : parts) {
-      const std::size_t group = group_of[numbers.at(part.holders)];
-      if (group != none) parts_.push_back(locate(part, group));
+    for (std::size_t group = 0; group < groups_.size(); ++group) {
+      for (const shared_part& part : parts) {
+        if (group_of[numbers.at(part.holders)] == group) parts_.push_back(locate(part, group));
+      }
     }
-    std::ranges::stable_sort(parts_, {}, &own_part::group);
   }
 
   void add_group(std::size_t own, std::size_t sets, std::vector<std::size_t>& group_of) {
