@@ -56,8 +56,8 @@ template <class Model>
   return report;
 }
 
-// For a log: one line of means, one for each matrix whose basis has not moved for `patience`
-// changes, and one for those that are too narrow for a basis.
+// For a log: a line of means, a warning if bases have not moved for `patience` changes, and a line
+// for each matrix that is too narrow for a basis.
 [[nodiscard]] inline std::string to_text(const basis_report& report, int patience = 3) {
   std::string text;
   if (!report.matrices.empty()) {
@@ -66,12 +66,18 @@ template <class Model>
         report.matrices.size(), report.mean(&basis_state::movement),
         report.mean(&basis_state::ratio), report.mean(&basis_state::captured));
   }
+  std::size_t still = 0;
+  std::string first;
   for (const basis_state& matrix : report.matrices) {
     if (matrix.still < patience) continue;
+    if (still++ == 0) first = matrix.tensor;
+  }
+  if (still > 0) {
     text += fmt::format(
-        "warning: the basis of '{}' at {} has not moved for {} meetings; training goes on in one "
-        "subspace only: lower omega, or take random_projection\n",
-        matrix.tensor, matrix.offset, matrix.still);
+        "warning: {} of {} bases, '{}' among them, have not moved for {} meetings or more; "
+        "training "
+        "goes on in one subspace only: lower omega, or take random_projection\n",
+        still, report.matrices.size(), first, patience);
   }
   for (const std::string& tensor : report.full_size) {
     text += fmt::format("'{}' has a side within the rank and is updated at full size\n", tensor);

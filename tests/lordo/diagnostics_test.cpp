@@ -35,7 +35,8 @@ TEST_CASE("a basis that stands still is warned of, one that moves is not") {
   CHECK(still.matrices[0].movement < lordo::still_movement);
   CHECK(still.matrices[0].still >= 3);
   CHECK(still.matrices[0].ratio == 0);
-  CHECK(lordo::to_text(still).find("warning: the basis of 'unit.wide'") != std::string::npos);
+  CHECK(lordo::to_text(still).find("warning: 1 of 1 bases, 'unit.wide' among them") !=
+        std::string::npos);
 
   const auto moving = report_of(
       lordo::low_rank_adam<lordo::random_projection>{.rank = 3, .omega = 0.5, .periods = meet});
