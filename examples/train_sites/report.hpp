@@ -79,7 +79,7 @@ inline bool draw(const std::string& picture, const std::vector<result>& results)
   const std::string script = stem + ".gp";
   std::ofstream file(script);
   file
-      << "set terminal pngcairo size 1500,620 font 'sans,10'\nset output '" << picture
+      << "set terminal pngcairo noenhanced size 1500,620 font 'sans,10'\nset output '" << picture
       << "'\nset multiplot layout 1,2\nset grid\nset key font ',8'\n"
       << "set xlabel 'steps'\nset ylabel 'training loss, nats per byte'\nset yrange [1.2:2.6]\n"
       << "plot " << curves << "\nunset yrange\nunset key\nset logscale x\n"
