@@ -30,9 +30,9 @@ outcome run(const settings& how, const text& data, const rules& chosen) {
   train_gpt::settings one{.steps = how.steps,
                           .sequences = how.sequences / how.sites(),
                           .shape = how.shape,
-                          .warmup = how.warmup};
+                          .warmup = std::min(how.warmup, how.steps / 4)};
   one.shape.vocabulary = data.vocabulary();
-  const mfsdp::stable_decay_schedule schedule({.steps = how.steps, .warmup = how.warmup},
+  const mfsdp::stable_decay_schedule schedule({.steps = one.steps, .warmup = one.warmup},
                                               static_cast<std::int64_t>(how.cooldown * how.steps));
 
   outcome result;

@@ -26,8 +26,8 @@ struct settings {
   int rank = 8;                    // of what is low-rank
   double rate = 0;                 // of the matrices; 0: the method's own
   double elementwise_rate = 6e-3;  // AdamW's, on everything else
-  int warmup = 50;
-  double cooldown = 0.3;  // of the steps
+  int warmup = 50;                 // of the steps a quarter at most
+  double cooldown = 0.3;           // of the steps
   int validation_windows = 1536;
   int curve_every = 16;  // steps between two points of the loss curve
 
