@@ -8,9 +8,9 @@ trap 'rm -rf "$folder"' EXIT
 awk 'BEGIN { srand(1); for (i = 0; i < 20000; ++i) printf "%s ", substr("thequickbrownfoxjumps", 1 + int(rand() * 15), 4) }' \
   >"$folder/text"
 
-run() { "$program" --data "$folder/text" --steps 16 --period 8 --width 16 --layers 1 --context 16 --sequences 8 --rank 4 "$@"; }
+run() { "$program" --data "$folder/text" --width 16 --layers 1 --context 16 --sequences 8 --rank 4 "$@"; }
 
-run --demo "$folder" >"$folder/log" 2>&1 || { cat "$folder/log" && exit 1; }
+run --steps 16 --period 8 --demo "$folder" >"$folder/log" 2>&1 || { cat "$folder/log" && exit 1; }
 figure() { sed -n "s/^ *\"$1\": \([^,]*\),*$/\1/p" "$folder/lordo.json"; }
 at_most() { awk -v x="$(figure "$1")" -v most="$2" 'BEGIN { exit !(x != "" && x <= most) }' ||
   { echo "$1 is $(figure "$1"), more than $2" && exit 1; }; }
@@ -38,5 +38,5 @@ refused() {
   fi
 }
 refused "no method 'nonsense'; there are:" --method nonsense
-refused "a run ends with a meeting" --steps 10
-refused "cannot be shared out evenly" --workers 3
+refused "a run ends with a meeting" --steps 10 --period 8
+refused "cannot be shared out evenly" --workers 3 --steps 16 --period 8

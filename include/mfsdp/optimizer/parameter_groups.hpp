@@ -40,6 +40,10 @@ namespace detail {
   return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
+// Of anything; whether it is an Optimizer is asked at the door of the planner.
+template <class O>
+inline constexpr bool updates_matrices = requires { requires O::whole_matrix; };
+
 }  // namespace detail
 
 // Tensors and the optimizer that updates them. Made by the for_ functions below.
@@ -79,7 +83,7 @@ template <class O>
 // Tensors of one role; a model need not have any, unless the optimizer updates whole matrices.
 template <class O>
 [[nodiscard]] parameter_group<O> for_role(tensor_role role, O optimizer) {
-  return {{std::string(to_string(role)), !O::whole_matrix},
+  return {{std::string(to_string(role)), !detail::updates_matrices<O>},
           [role](const tensor_spec& tensor) { return tensor.role == role; },
           std::move(optimizer)};
 }
@@ -87,8 +91,9 @@ template <class O>
 // All that no group before takes; nothing may be left, unless the optimizer updates whole matrices.
 template <class O>
 [[nodiscard]] parameter_group<O> for_rest(O optimizer) {
-  return {
-      {"rest", !O::whole_matrix}, [](const tensor_spec&) { return true; }, std::move(optimizer)};
+  return {{"rest", !detail::updates_matrices<O>},
+          [](const tensor_spec&) { return true; },
+          std::move(optimizer)};
 }
 
 // An OptimizerSet with one member for each group; the first group that takes a tensor has it.
