@@ -200,7 +200,7 @@ TEST_CASE("a site may be missing from the start; one that starts otherwise is st
 TEST_CASE("an elastic axis costs no bytes more, and one operation without bytes for each meeting") {
   constexpr int sites = 3;
   elastic_world world{sites, {.round_timeout = patient}};
-  std::atomic<int> checked = 0;
+  std::atomic<int> compared = 0;
   const auto failures = world.run([&](elastic_collective axis) {
     sharded_model model{toy::odd_spec(), toy::site_of(axis), owner_placement{},
                         toy::anchored_rules()};
@@ -217,8 +217,8 @@ TEST_CASE("an elastic axis costs no bytes more, and one operation without bytes 
     // a message; to two others.
     const index_t bytes = 4 * (5 * elements + 4 * parts) * (sites - 1);
     CHECK(model.moved(phase::sync) == traffic{2 * 4, bytes, bytes});
-    ++checked;
+    ++compared;
   });
   CHECK(failures.empty());
-  CHECK(checked == sites);
+  CHECK(compared == sites);
 }
