@@ -1,7 +1,6 @@
 // wall_clock: how long a run takes over a slow link, by a model.
 #pragma once
 
-#include <algorithm>
 #include <string_view>
 
 #include "mfsdp/config.hpp"

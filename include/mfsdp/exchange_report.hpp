@@ -1,8 +1,6 @@
 // What sites exchange and keep, from shapes alone: no model is built and nothing moves.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
