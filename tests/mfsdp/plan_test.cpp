@@ -19,7 +19,9 @@
 #include "mfsdp/placement/rows.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
-#include "plan_fakes.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace plan_test {
 
 using mfsdp::index_t;
 using mfsdp::make_plan;
@@ -427,3 +429,5 @@ TEST_CASE("a text cannot ask for more memory or larger numbers than a plan can h
   CHECK(fault(text_of(1, "replicated p", 2, 5, largest))
             .starts_with("plan text, line 10: tensor 'u.t1': a cost of 9223372036854775807"));
 }
+
+}  // namespace plan_test
