@@ -259,6 +259,10 @@ class sharded_model {
   // has data of its own; rank(), ranks(), sum() and clip() are of one site.
   [[nodiscard]] int site() const { return map_.own; }
   [[nodiscard]] int sites() const { return map_.count(); }
+  // Among the ranks of all sites, as gather_from_sites has them.
+  [[nodiscard]] int first_rank_of_site(int of_site) const {
+    return map_.first[static_cast<std::size_t>(of_site)];
+  }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
   [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
 
