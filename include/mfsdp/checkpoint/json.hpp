@@ -118,6 +118,10 @@ struct json_limits {
     throw checkpoint_error(fmt::format("{}: {} bytes of JSON; more than {} are not read", where,
                                        text.size(), limits.bytes));
   }
+  // The parser takes it for the end of the text.
+  if (const std::size_t zero = text.find('\0'); zero != text.npos) {
+    throw checkpoint_error(fmt::format("{}: not JSON at byte {}: a zero byte", where, zero + 1));
+  }
   json_builder builder(limits.depth, where);
   static_cast<void>(json::sax_parse(text.begin(), text.end(), &builder));
   return builder.take();

@@ -81,13 +81,15 @@ inline constexpr std::string_view safetensors_metadata = "__metadata__";
 // Bytes of an array; nothing if they are too many to count or no whole bytes.
 [[nodiscard]] inline std::optional<std::int64_t> safetensors_bytes(
     std::string_view dtype, const std::vector<index_t>& shape) {
-  // An extent of zero makes the whole empty, however large the others are.
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::int64_t bits = safetensors_bits(dtype);
+  bool empty = false;
   for (const index_t extent : shape) {
+    empty = empty || extent == 0;
+    if (extent == 0) continue;  // the others are to be countable in whatever order
     if (extent < 0 || bits > std::numeric_limits<std::int64_t>::max() / extent) return std::nullopt;
     bits *= extent;
   }
+  if (empty) return 0;
   if (bits % 8 != 0) return std::nullopt;
   return bits / 8;
 }
