@@ -73,9 +73,9 @@ struct written_part {
   const auto bytes = [&](const written_part& part) {
     return part.count * bytes_of_type(arrays[part.array].type);
   };
-  std::ranges::stable_sort(order, [&](const written_part* a, const written_part* b) {
-    return std::tuple(arrays[a->array].everywhere, bytes(*b)) <
-           std::tuple(arrays[b->array].everywhere, bytes(*a));
+  std::ranges::sort(order, [&](const written_part* a, const written_part* b) {
+    return std::tuple(arrays[a->array].everywhere, bytes(*b), a) <
+           std::tuple(arrays[b->array].everywhere, bytes(*a), b);
   });
   for (written_part* part : order) {
     const int step = arrays[part->array].everywhere ? 1 : p.ranks;
