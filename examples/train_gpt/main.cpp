@@ -33,7 +33,8 @@ outcome run(const engine& ranks, const settings& how, const text& data) {
 }
 
 double characters_per_second(const settings& how, const outcome& result) {
-  return how.sequences * how.shape.context * static_cast<double>(how.steps) / result.train_seconds;
+  return how.sequences * how.shape.context * static_cast<double>(result.losses.size()) /
+         result.train_seconds;
 }
 
 json figures_of(const settings& how, const outcome& result) {
@@ -52,7 +53,7 @@ json figures_of(const settings& how, const outcome& result) {
                {"placement", how.placement},
                {"ranks", result.ranks.size()},
                {"steps", how.steps},
-               {"train_loss", result.losses.back()},
+               {"train_loss", result.losses.empty() ? json() : json(result.losses.back())},
                {"train_seconds", result.train_seconds},
                {"chars_per_second", characters_per_second(how, result)},
                {"step_bytes", step_bytes},
@@ -150,6 +151,9 @@ int main(int argc, char** argv) {
   app.add_option("--steps", how.steps, "training steps")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--stop-after", how.stop_after, "steps to take of the schedule; 0 for all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--sequences", how.sequences, "sequences a step, of all ranks together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -169,6 +173,14 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--sample", how.sample, "characters to generate at the end")
       ->capture_default_str();
+  auto* const checkpoint = app.add_option("--checkpoint", how.checkpoint, "folder of checkpoints");
+  app.add_option("--save-every", how.save_every,
+                 "steps between checkpoints, with one at the end; 0 for none")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(checkpoint)
+      ->capture_default_str();
+  app.add_flag("--resume", how.resume, "go on from the latest checkpoint, if there is one")
+      ->needs(checkpoint);
   app.add_option("--json", json_path, "write the figures to this file");
   app.add_option("--demo", demo_folder, "the tour: compare optimizers and placements, draw, report")
       ->check(CLI::ExistingDirectory);
@@ -188,6 +200,9 @@ int main(int argc, char** argv) {
     }
     if (!demo_folder.empty()) {
       if (world.process) throw std::invalid_argument("--demo runs with --engine threads");
+      if (!how.checkpoint.empty()) {
+        throw std::invalid_argument("--demo makes three runs; --checkpoint is of one");
+      }
       tour(world, how, data, demo_folder, json_path);
       return 0;
     }
@@ -201,6 +216,7 @@ int main(int argc, char** argv) {
     if (!result.sample.empty()) fmt::print("\n{}\n", result.sample);
     if (!json_path.empty()) {
       json figures = figures_of(how, result);
+      figures["first_step"] = result.first_step;
       figures["losses"] = result.losses;  // every digit, so that runs can be compared
       write_json(json_path, figures);
     }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <map>
 #include <numeric>
@@ -12,16 +11,14 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
-#include "mfsdp/precision.hpp"
+#include "mfsdp/runtime/bits_hash.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/sites.hpp"
-#include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
@@ -191,26 +188,6 @@ template <class Context, class Where, class Rules>
   std::vector<const std::vector<std::vector<segment>>*> segments;
   for (const int ranks : sites.ranks) segments.push_back(&by_ranks.at(ranks));
   return shared_parts(context.plan, sites, segments);
-}
-
-// Of elements first, first + 1, ...: the hash of a whole is the sum of those of its parts, wherever
-// it is cut. Cost: reads all of them, in parts of widened_part on the host.
-template <class B, class T>
-[[nodiscard]] std::uint64_t bits_hash(B& backend, std::span<T> values, index_t first) {
-  using word = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
-  static_assert(sizeof(word) == sizeof(T));
-  std::vector<std::remove_const_t<T>> host(
-      static_cast<std::size_t>(std::min(widened_part, std::ssize(values))));
-  std::uint64_t sum = 0;
-  for_each_part(std::ssize(values), widened_part, [&](index_t at, index_t count) {
-    const auto part = slice(std::span(host), 0, count);
-    backend.copy(std::span<const T>(slice(values, at, count)), part);
-    for (index_t i = 0; i < count; ++i) {
-      const auto bits = std::bit_cast<word>(part[static_cast<std::size_t>(i)]);
-      sum += mix((static_cast<std::uint64_t>(first + at + i) << 32) + bits);
-    }
-  });
-  return sum;
 }
 
 // Do all sites that are there hold the same bits? visit(f) calls f(i, values) for each of
