@@ -7,6 +7,8 @@
 
 #include "fuzz/targets.hpp"
 
+namespace corpus_test {
+
 // Without libFuzzer: inputs that are kept, among them each that has once been a finding.
 TEST_CASE("every fuzz target takes its corpus") {
   for (const fuzz::target& target : fuzz::targets) {
@@ -23,3 +25,5 @@ TEST_CASE("every fuzz target takes its corpus") {
     CHECK(inputs > 0);
   }
 }
+
+}  // namespace corpus_test
