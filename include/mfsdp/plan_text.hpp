@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/fnv1a.hpp"
 #include "mfsdp/plan.hpp"
 #include "mfsdp/plan_layout.hpp"
 #include "mfsdp/planner.hpp"
@@ -311,17 +312,6 @@ class plan_parser {
   }
   return result;
 }
-
-namespace detail {
-
-// FNV-1a, 64 bits.
-[[nodiscard]] inline std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t value = 14695981039346656037u;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return value;
-}
-
-}  // namespace detail
 
 // Plans are equal if their texts are; a hash to compare across ranks and runs.
 [[nodiscard]] inline std::uint64_t plan_hash(const plan& p) {
