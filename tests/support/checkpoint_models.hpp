@@ -43,4 +43,13 @@ auto plain_rules(Cut cut) {
                           for_rest(adamw{.learning_rate = 3e-3})};
 }
 
+// Those that differ in what states they have: less to compile.
+template <class Cut>
+auto few_rules(Cut cut) {
+  using namespace mfsdp;
+  return parameter_groups{for_names("muon.w.*", cut(muon{})),
+                          for_names("soap.w.*", cut(soap{.frequency = 2})),
+                          for_names("sgd.*", sgd{}), for_rest(adamw{.learning_rate = 3e-3})};
+}
+
 }  // namespace checkpoint_models

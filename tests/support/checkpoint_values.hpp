@@ -1,6 +1,7 @@
 // Values that can be told apart, in every array of a model, and what a model holds of them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -77,7 +78,8 @@ class everything {
       const mfsdp::model_array& about = model.arrays()[part.array];
       std::vector<float>& all = arrays_[name_of(model, part.array)];
       all.resize(static_cast<std::size_t>(about.elements));
-      std::copy(values.begin(), values.end(), all.begin() + part.first);
+      std::transform(values.begin(), values.end(), all.begin() + part.first,
+                     [](auto value) { return static_cast<float>(value); });
       if (about.is_state()) updates_[part.item] = counts.updates[part.item];
     });
     steps_ = counts.steps;

@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "mfsdp/plan.hpp"
@@ -57,6 +58,18 @@ struct written_part {
     }
   }
   return parts;
+}
+
+// The part, of some ordered by array and first element, that has this element; null if none has.
+[[nodiscard]] inline const written_part* find_part(std::span<const written_part> parts,
+                                                   std::size_t array, index_t element) {
+  const auto after = std::upper_bound(parts.begin(), parts.end(), std::pair(array, element),
+                                      [](const auto& key, const written_part& part) {
+                                        return key < std::pair(part.array, part.first);
+                                      });
+  if (after == parts.begin()) return nullptr;
+  const written_part& part = *(after - 1);
+  return part.array == array && element < part.first + part.count ? &part : nullptr;
 }
 
 // By array, then by first element. What several ranks hold alike is written by the one that has the
