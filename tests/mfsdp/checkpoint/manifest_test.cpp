@@ -11,6 +11,8 @@
 
 #include "support/checkpoint_files.hpp"
 
+namespace manifest_test {
+
 using checkpoint_files::refusal_of;
 using mfsdp::array_key;
 using mfsdp::array_shape;
@@ -315,3 +317,5 @@ TEST_CASE("parts have names and shapes of their own") {
   const stored_tensor empty{"u.e", {0, 4}, "elementwise", false, "adamw", {1}};
   CHECK(array_shape({"u.e", 0, "", "", "F32", 0, 0, {}}, empty, 0, 0) == shape{0, 4});
 }
+
+}  // namespace manifest_test
