@@ -3,5 +3,6 @@
 #pragma once
 
 #include "mfsdp/checkpoint/background.hpp"
+#include "mfsdp/checkpoint/export.hpp"
 #include "mfsdp/checkpoint/load.hpp"
 #include "mfsdp/checkpoint/save.hpp"

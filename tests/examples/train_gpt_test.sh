@@ -63,7 +63,7 @@ printf aaaa >"$folder/short"
 refuses "repeats a single byte" --data "$folder/short"
 refuses "width" $tiny --width 33
 refuses "cannot write" $tiny --json "$folder"
-refuses "has seed 1, this one would have seed 2" $saved --resume --seed 2
-refuses "of another model" $saved --resume --layers 1
+refuses "this one would have seed 2" $saved --resume --seed 2
+refuses "of another model" $saved --resume --optimizer soap --placement owner
 refuses "--checkpoint" $tiny --resume
 echo "ok"

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/checkpoint/chunks.hpp"
 #include "mfsdp/checkpoint/save.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {

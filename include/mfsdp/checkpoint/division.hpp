@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "mfsdp/plan.hpp"
@@ -59,6 +60,18 @@ struct written_part {
   return parts;
 }
 
+// The part, of some ordered by array and first element, that has this element; null if none has.
+[[nodiscard]] inline const written_part* find_part(std::span<const written_part> parts,
+                                                   std::size_t array, index_t element) {
+  const auto after = std::upper_bound(parts.begin(), parts.end(), std::pair(array, element),
+                                      [](const auto& key, const written_part& part) {
+                                        return key < std::pair(part.array, part.first);
+                                      });
+  if (after == parts.begin()) return nullptr;
+  const written_part& part = *(after - 1);
+  return part.array == array && element < part.first + part.count ? &part : nullptr;
+}
+
 // By array, then by first element. What several ranks hold alike is written by the one that has the
 // least to write. A pure function, equal on all ranks.
 [[nodiscard]] inline std::vector<written_part> divide_writing(const plan& p,
@@ -73,9 +86,9 @@ struct written_part {
   const auto bytes = [&](const written_part& part) {
     return part.count * bytes_of_type(arrays[part.array].type);
   };
-  std::ranges::stable_sort(order, [&](const written_part* a, const written_part* b) {
-    return std::tuple(arrays[a->array].everywhere, bytes(*b)) <
-           std::tuple(arrays[b->array].everywhere, bytes(*a));
+  std::ranges::sort(order, [&](const written_part* a, const written_part* b) {
+    return std::tuple(arrays[a->array].everywhere, bytes(*b), a) <
+           std::tuple(arrays[b->array].everywhere, bytes(*a), b);
   });
   for (written_part* part : order) {
     const int step = arrays[part->array].everywhere ? 1 : p.ranks;

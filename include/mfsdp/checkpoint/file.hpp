@@ -67,6 +67,8 @@ class file {
   [[nodiscard]] static file create(const std::string& path) {
     return {path, O_WRONLY | O_CREAT | O_EXCL, "create"};
   }
+  // An existing one to write to.
+  [[nodiscard]] static file amend(const std::string& path) { return {path, O_WRONLY, "open"}; }
   // An existing one to read. Fails on links, and at once on pipes and devices.
   [[nodiscard]] static file open(const std::string& path) { return {path, O_RDONLY, "open"}; }
 

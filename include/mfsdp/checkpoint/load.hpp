@@ -16,10 +16,10 @@
 
 #include "mfsdp/checkpoint/agree.hpp"
 #include "mfsdp/checkpoint/choose.hpp"
+#include "mfsdp/checkpoint/chunks.hpp"
 #include "mfsdp/checkpoint/compare.hpp"
 #include "mfsdp/checkpoint/description.hpp"
 #include "mfsdp/checkpoint/reader.hpp"
-#include "mfsdp/checkpoint/share.hpp"
 #include "mfsdp/dtype.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
 

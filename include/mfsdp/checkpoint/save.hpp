@@ -1,12 +1,11 @@
 // save: a checkpoint that loads at any number of ranks, with any placement and engine.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
-#include <vector>
 
+#include "mfsdp/checkpoint/chunks.hpp"
 #include "mfsdp/checkpoint/writer.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -41,12 +40,8 @@ std::string save(Model& model, const std::string& root, const save_options& opti
     share.open(writer.partial());
     detail::for_each_written(
         model, share, [&]<class T>(const held_part& part, std::span<const T> values) {
-          const index_t most = detail::checkpoint_chunk / static_cast<index_t>(sizeof(T));
-          std::vector<T> host(static_cast<std::size_t>(std::min(most, std::ssize(values))));
-          detail::for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
-            const std::span<T> copy = slice(std::span(host), 0, count);
-            model.read(slice(values, at, count), copy);
-            share.put(part.array, part.first + at, std::as_bytes(copy), sizeof(T));
+          detail::for_each_host_chunk(model, values, [&](index_t at, std::span<const T> host) {
+            share.put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
           });
         });
     share.finish();

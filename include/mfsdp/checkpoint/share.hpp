@@ -21,9 +21,6 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// What is copied to the host, hashed, and written or read at a time, in bytes.
-inline constexpr index_t checkpoint_chunk = index_t{1} << 22;
-
 // A rank has a file of parameters and one of states, if it writes any.
 inline constexpr std::array<std::string_view, 2> share_kinds{"parameters", "states"};
 
@@ -73,13 +70,13 @@ class rank_share {
 
   // Whether this rank writes the part of an array in which this element is.
   [[nodiscard]] bool writes(std::size_t array, index_t first) const {
-    return find(array, first) != parts_.size();
+    return find_part(parts_, array, first) != nullptr;
   }
 
   // Elements of an array from `first` on, `width` bytes each, which this rank writes.
   void put(std::size_t array, index_t first, std::span<const std::byte> elements,
            std::size_t width) {
-    const std::size_t i = find(array, first);
+    const auto i = static_cast<std::size_t>(find_part(parts_, array, first) - parts_.data());
     checksums_[array] += bits_hash_of(elements, first, width);
     const auto offset = (first - parts_[i].first) * static_cast<index_t>(width);
     files_[kinds_[i]].open->write(elements, starts_[i] + offset);
@@ -106,18 +103,6 @@ class rank_share {
     std::int64_t bytes = 0;
     std::optional<file> open{};
   };
-
-  // The part that has this element; the number of parts if another rank writes it.
-  [[nodiscard]] std::size_t find(std::size_t array, index_t element) const {
-    const auto after = std::upper_bound(parts_.begin(), parts_.end(), std::pair(array, element),
-                                        [](const auto& key, const written_part& part) {
-                                          return key < std::pair(part.array, part.first);
-                                        });
-    if (after == parts_.begin()) return parts_.size();
-    const written_part& part = *(after - 1);
-    if (part.array != array || element >= part.first + part.count) return parts_.size();
-    return static_cast<std::size_t>(after - 1 - parts_.begin());
-  }
 
   std::vector<written_part> parts_;   // of this rank
   std::vector<std::int64_t> starts_;  // where each is in its file

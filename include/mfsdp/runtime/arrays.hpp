@@ -35,7 +35,7 @@ struct held_part {
 
 // An optimizer of a model.
 struct model_rule {
-  std::string name;       // as in the plan
+  std::string name;       // its kind, and the label of its group
   std::string_view kind;  // whose states it keeps
   std::string options;    // as the optimizer writes them
 };
@@ -104,8 +104,9 @@ template <class Members>
 [[nodiscard]] std::vector<model_rule> rules_of(const plan& p, const Members& members) {
   std::vector<model_rule> rules;
   const auto add = [&]<class O>(const O& member) {
-    model_rule& rule =
-        rules.emplace_back(model_rule{p.optimizers[rules.size()], name_of_states<O>(), {}});
+    constexpr std::string_view kind = name_of_states<O>();
+    const std::string label = p.optimizers[rules.size()].substr(std::string_view(O::name).size());
+    model_rule& rule = rules.emplace_back(model_rule{std::string(kind) + label, kind, {}});
     if constexpr (requires { rule.options = member.options(); }) rule.options = member.options();
   };
   std::apply([&](const auto&... member) { (add(member), ...); }, members);
