@@ -145,7 +145,8 @@ struct update_context {
   double learning_rate_scale = 1;  // a schedule's factor on the optimizer's own rate
   std::span<T> workspace{};        // workspace_size(shape) elements of undefined content
   std::int64_t model_step = 1;     // of the model, skipped updates included: equal on all sites
-  std::size_t item = 0;  // the parameter's place in the plan, equal on all ranks and sites
+  std::size_t item = 0;       // the parameter's place in the plan, equal on all ranks and sites
+  std::string_view tensor{};  // its name, for messages
 };
 
 // One state of one parameter, zero at the start.

@@ -611,10 +611,12 @@ class optimizer_states {
   }
 
   template <class O>
-  [[nodiscard]] static update_context<float> context_of(const held_state<O>& entry,
-                                                        const step_request& now,
-                                                        const detail::scratch_space& scratch) {
-    return {entry.step, now.learning_rate_scale, scratch.rest(), now.step, entry.item};
+  [[nodiscard]] update_context<float> context_of(const held_state<O>& entry,
+                                                 const step_request& now,
+                                                 const detail::scratch_space& scratch) const {
+    return {entry.step,     now.learning_rate_scale,
+            scratch.rest(), now.step,
+            entry.item,     context_.plan.items[entry.item].name};
   }
 
   template <class O>
