@@ -267,6 +267,9 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //   join(backend, states, parameter, context)   optional: called on a site that joins, when it has
 //                      taken parameter and states from another one. Resets what belongs to one site
 //                      only: error feedback to zero, the parameter to its anchor
+//   equal_states(shape)   optional: std::array<std::string_view, N>; of a state that every site
+//                      computes for itself and with equal bits, who computes it, else empty.
+//                      Checked builds compare them where sites meet
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
 // A site whose gradient is unusable does not contribute to the means before an update, and adopts
@@ -296,6 +299,20 @@ concept ChecksOptions = requires(const O& o) { o.check(); };
 // gradient of each matrix in every step.
 template <class O>
 concept GathersMatrices = Optimizer<O> && requires { requires O::gathers; };
+
+namespace detail {
+
+// The options of an optimizer as text; empty if it has none.
+template <class O>
+[[nodiscard]] std::string options_of(const O& optimizer) {
+  if constexpr (requires { optimizer.options(); }) {
+    return optimizer.options();
+  } else {
+    return {};
+  }
+}
+
+}  // namespace detail
 
 // A set of optimizers and the rule that sends each tensor to one of them.
 //   members()        std::tuple of Optimizers

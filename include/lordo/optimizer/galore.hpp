@@ -94,6 +94,9 @@ struct galore {
              {"projected_gradient", projected, true},
              {"mean_gradient", low && !P::needs_signal ? 0 : shape.elements(), true}}};
   }
+  [[nodiscard]] constexpr std::array<std::string_view, 5> equal_states(matrix_shape) const {
+    return {P::name};
+  }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     if (!low_rank(shape)) return 0;
     const auto part = [](index_t elements) { return mfsdp::detail::workspace_part(elements); };

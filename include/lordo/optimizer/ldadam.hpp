@@ -90,6 +90,9 @@ struct ldadam {
              {"second_moment", moment, true},
              {"accumulated_gradient", shape.elements(), true}}};
   }
+  [[nodiscard]] constexpr std::array<std::string_view, 4> equal_states(matrix_shape) const {
+    return {P::name};
+  }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     if (!low_rank(shape)) return 0;
     const auto part = [](index_t elements) { return mfsdp::detail::workspace_part(elements); };

@@ -179,6 +179,10 @@ struct low_rank {
              {"round_open", !full && opens_rounds() ? 1 : 0, true}}};
   }
 
+  [[nodiscard]] constexpr std::array<std::string_view, 8> equal_states(matrix_shape) const {
+    return {variant == basis_source::global ? P::name : std::string_view()};
+  }
+
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     if (!full_size(shape)) return detail::low_rank_scratch<float>::size(*this, shape);
     return 2 * mfsdp::detail::workspace_part(shape.elements()) + moments.workspace_size(shape);
