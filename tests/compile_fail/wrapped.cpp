@@ -1,6 +1,6 @@
 // expect GATHERED_ELEMENTWISE: mfsdp: gathered is for optimizers that need whole matrices, this
 // expect GATHERED_PERIODIC: mfsdp: gathered repeats an update on every rank, so it cannot hold a
-// expect LOCAL_STEPS_OF_AVERAGED: lordo: local_steps is for optimizers that know one site, this
+// expect LOCAL_STEPS_OF_AVERAGED: lordo: 'inner' is to know one site, but this optimizer exchanges
 // expect NARROW_SUM: mfsdp: precision sums gradients in Reduce, which is Gradient or float, never
 #include "lordo/optimizer/averaged.hpp"
 #include "lordo/optimizer/local_steps.hpp"
