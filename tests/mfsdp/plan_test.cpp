@@ -19,7 +19,9 @@
 #include "mfsdp/placement/rows.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
-#include "plan_fakes.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace plan_test {
 
 using mfsdp::index_t;
 using mfsdp::make_plan;
@@ -396,3 +398,5 @@ TEST_CASE("malformed text is refused with its line") {
   CHECK(fault("end\n", "end\nmore\n") == "plan text, line 13: not as to_text writes it");
   CHECK_THROWS_AS((void)mfsdp::parse_plan(""), plan_error);
 }
+
+}  // namespace plan_test

@@ -20,6 +20,8 @@
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
+namespace galore_test {
+
 using namespace lordo;
 using mfsdp_test::mean_of;
 using mfsdp_test::relative_distance;
@@ -186,3 +188,5 @@ TEST_CASE("galore refuses options that make no sense, and shows those that matte
   texts.insert(galore<power_step>{.rank = 2}.options());
   CHECK(texts.size() == 7 + 3);
 }
+
+}  // namespace galore_test

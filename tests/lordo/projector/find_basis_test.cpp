@@ -13,6 +13,7 @@
 #include "mfsdp/mfsdp.hpp"
 #include "support/site_training.hpp"
 
+namespace find_basis_test {
 namespace {
 
 thread_local int site_of_thread = 0;
@@ -92,3 +93,5 @@ TEST_CASE("bases that differ between sites are named with tensor and Projector")
   tells(message, "tensor 'block.");
   tells(message, "state 'basis' has other bits on site 1 than on site 0 in step 6; 'faulty'");
 }
+
+}  // namespace find_basis_test

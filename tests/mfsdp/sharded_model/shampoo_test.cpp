@@ -4,6 +4,8 @@
 
 #include "support/placement_equality.hpp"
 
+namespace shampoo_test {
+
 using namespace mfsdp;
 
 TEST_CASE("shampoo in blocks trains on owners as on full copies, and its step moves nothing") {
@@ -17,3 +19,5 @@ TEST_CASE("grafted shampoo trains on owners as on full copies, and its step move
           .beta2 = 0.99, .frequency = 2, .max_preconditioner_dimension = 16, .graft = adam_graft{}},
       adamw{}});
 }
+
+}  // namespace shampoo_test

@@ -3,8 +3,12 @@
 
 #include "support/placement_equality.hpp"
 
+namespace dion_test {
+
 using namespace mfsdp;
 
 TEST_CASE("dion trains on owners as on full copies, and its step moves nothing") {
   toy::check_placements_equal(mixed{dion{.rank = 8}, adamw{}});
 }
+
+}  // namespace dion_test

@@ -10,6 +10,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace reports_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -508,3 +510,5 @@ TEST_CASE("an order that prefetch did not expect makes the same calls on all ran
     });
   }
 }
+
+}  // namespace reports_test

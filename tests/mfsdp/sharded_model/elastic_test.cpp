@@ -9,6 +9,8 @@
 
 #include "support/elastic_training.hpp"
 
+namespace elastic_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 using toy::blow, toy::place, toy::timed, toy::way;
@@ -222,3 +224,5 @@ TEST_CASE("an elastic axis costs no bytes more, and one operation without bytes 
   CHECK(failures.empty());
   CHECK(compared == sites);
 }
+
+}  // namespace elastic_test

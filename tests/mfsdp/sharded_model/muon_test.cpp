@@ -3,6 +3,8 @@
 
 #include "support/placement_equality.hpp"
 
+namespace muon_test {
+
 using namespace mfsdp;
 
 TEST_CASE("every preset of muon trains on owners as on full copies, and its step moves nothing") {
@@ -15,3 +17,5 @@ TEST_CASE("every preset of muon trains on owners as on full copies, and its step
 TEST_CASE("normuon trains on owners as on full copies, and its step moves nothing") {
   toy::check_placements_equal(mixed{normuon{}, adamw{}});
 }
+
+}  // namespace muon_test

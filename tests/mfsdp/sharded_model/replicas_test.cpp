@@ -10,6 +10,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace replicas_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -308,3 +310,5 @@ TEST_CASE("a rank that throws, in whatever phase, ends all replicas with its cau
     }
   }
 }
+
+}  // namespace replicas_test

@@ -10,6 +10,8 @@
 #include "support/mean_gradient.hpp"
 #include "support/site_training.hpp"
 
+namespace site_skips_test {
+
 using namespace mfsdp;
 using mfsdp_test::local_momentum, mfsdp_test::mean_gradient;
 
@@ -209,3 +211,5 @@ TEST_CASE("sites that meet in different steps are told so") {
   CHECK(what.find("'mean over sites, step 2'") != std::string::npos);
   CHECK(what.find("'mean over sites, step 3'") != std::string::npos);
 }
+
+}  // namespace site_skips_test

@@ -3,6 +3,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace equality_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -204,3 +206,5 @@ TEST_CASE("every slice of a stack is orthogonalised by itself, a convolution as 
   check(owner_placement{});
   check(replicated_placement{});
 }
+
+}  // namespace equality_test

@@ -7,6 +7,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace lifecycle_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -353,3 +355,5 @@ TEST_CASE("zeros in every gradient leave a plain model where it was") {
       },
       {}, spec);
 }
+
+}  // namespace lifecycle_test

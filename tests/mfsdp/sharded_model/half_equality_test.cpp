@@ -1,5 +1,7 @@
 // Where a matrix lives must not change a single bit of training: gradients and states of 16 bits.
-#include "precision_equality.hpp"
+#include "support/precision_equality.hpp"
+
+namespace half_equality_test {
 
 using namespace mfsdp;
 
@@ -11,3 +13,5 @@ TEST_CASE(
     "fp16 gradients summed in float, bf16 states: owners, copies and a plain loop are equal") {
   toy::check_equal_bits(precision<float, float16, float, float, bfloat16>{});
 }
+
+}  // namespace half_equality_test

@@ -4,6 +4,8 @@
 
 #include "support/placement_equality.hpp"
 
+namespace soap_test {
+
 using namespace mfsdp;
 
 TEST_CASE("every form of soap trains on owners as on full copies, and its step moves nothing") {
@@ -14,3 +16,5 @@ TEST_CASE("every form of soap trains on owners as on full copies, and its step m
     toy::check_placements_equal(mixed{rule, adamw{}});
   }
 }
+
+}  // namespace soap_test

@@ -3,6 +3,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace accounts_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -290,3 +292,5 @@ TEST_CASE(
     CHECK(ten.received == 10 * first.received);
   });
 }
+
+}  // namespace accounts_test

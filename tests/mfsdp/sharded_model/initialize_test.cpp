@@ -5,6 +5,8 @@
 #include "support/mean_gradient.hpp"
 #include "support/site_training.hpp"
 
+namespace initialize_test {
+
 using namespace mfsdp;
 using mfsdp_test::local_momentum, mfsdp_test::mean_gradient;
 
@@ -58,3 +60,5 @@ TEST_CASE("and so do the sites that do it together") {
     check_begins_anew(axes, mixed{mean_gradient<true>{}, mean_gradient<false>{}}, train);
   });
 }
+
+}  // namespace initialize_test

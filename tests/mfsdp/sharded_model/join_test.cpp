@@ -9,6 +9,8 @@
 
 #include "support/elastic_training.hpp"
 
+namespace join_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 using toy::arrivals, toy::mentions, toy::message_of, toy::timed;
@@ -229,3 +231,5 @@ TEST_CASE("if the site that hands over vanishes, the newcomer is told, and may t
     CHECK(run.outcome.ends.at(0) == run.outcome.ends.at(1));
   }
 }
+
+}  // namespace join_test

@@ -12,6 +12,8 @@
 
 #include "mfsdp/mfsdp.hpp"
 
+namespace unusable_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -273,3 +275,5 @@ TEST_CASE("threads that share out updates change no bit") {
   }
   CHECK_THROWS_AS(train(owner_placement{}, rules, {.threads = 0}), spec_error);
 }
+
+}  // namespace unusable_test

@@ -7,6 +7,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace misuse_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -291,3 +293,5 @@ TEST_CASE("options that make no sense") {
   CHECK_THROWS_AS(misuse([](auto&) {}, 2, {.prefetch = -1}), spec_error);
   CHECK_THROWS_AS(thread_world{0}, spec_error);
 }
+
+}  // namespace misuse_test

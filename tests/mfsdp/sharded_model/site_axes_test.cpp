@@ -8,6 +8,8 @@
 #include "support/mean_gradient.hpp"
 #include "support/site_training.hpp"
 
+namespace site_axes_test {
+
 using namespace mfsdp;
 using mfsdp_test::local_momentum, mfsdp_test::mean_gradient;
 
@@ -88,3 +90,5 @@ TEST_CASE("after clip a gradient is judged for the whole tensor, however it is c
     }
   });
 }
+
+}  // namespace site_axes_test

@@ -5,6 +5,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace precision_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -195,3 +197,5 @@ TEST_CASE("frozen tensors are rounded once and have no master") {
     }
   });
 }
+
+}  // namespace precision_test

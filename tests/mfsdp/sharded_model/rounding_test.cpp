@@ -6,6 +6,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace rounding_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -202,3 +204,5 @@ TEST_CASE("ranks that differ in types or seed are told so") {
                       [&](auto comm) { start_with(comm, masters{}, comm.rank() == 0 ? 0 : 1); }),
                   plan_error);
 }
+
+}  // namespace rounding_test

@@ -9,6 +9,8 @@
 #include "support/mean_gradient.hpp"
 #include "support/site_training.hpp"
 
+namespace sites_test {
+
 using namespace mfsdp;
 using mfsdp_test::local_momentum, mfsdp_test::mean_gradient;
 
@@ -196,3 +198,5 @@ TEST_CASE("sites that do not fit together are refused") {
           (void)make_sites(mesh.site, {1, 1});
         }).find("2 ranks together, the world has 3") != std::string::npos);
 }
+
+}  // namespace sites_test

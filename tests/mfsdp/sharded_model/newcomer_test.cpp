@@ -8,6 +8,8 @@
 
 #include "support/elastic_training.hpp"
 
+namespace newcomer_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 using toy::arrivals, toy::mentions, toy::message_of, toy::timed;
@@ -83,3 +85,5 @@ TEST_CASE("calls in a wrong state, and sites of several ranks, are refused") {
   });
   for (const member_failure& failure : failures) FAIL_CHECK(failure.what);
 }
+
+}  // namespace newcomer_test
