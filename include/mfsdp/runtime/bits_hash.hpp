@@ -8,10 +8,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "mfsdp/plan_text.hpp"
 #include "mfsdp/precision.hpp"
-#include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/widen.hpp"
+#include "mfsdp/view.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 

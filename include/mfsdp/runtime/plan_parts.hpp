@@ -34,6 +34,7 @@ class plan_parts {
   void add(const plan& p) {
     std::istringstream lines(to_text(p));
     for (std::string line; std::getline(lines, line);) {
+      line += '\n';
       std::istringstream words(line);
       std::string word;
       words >> word;
