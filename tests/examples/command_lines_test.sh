@@ -49,7 +49,7 @@ not in range 1 to 1048576|--ranks 2000000000
 --ranks|--ranks 99999999999999999999
 --ranks|--ranks 1.5
 --ranks|--ranks abc
---ranks|--ranks LONG
+over 7 ranks|--ranks LONG
 cannot be shared out evenly over 3 ranks|--ranks 3
 not in range|--steps 0
 not in range|--steps -5
@@ -85,7 +85,7 @@ no preset of muon is named 'none'|--optimizer muon:none
 1 required TEXT|--optimizer
 not in {|--placement everywhere
 not in {|--engine smoke
-cannot write FOLDER|--json FOLDER/none/figures
+cannot write|--json FOLDER/none/figures
 cannot write|--json /dev/full
 does not exist|--demo FOLDER/none
 actually a file|--demo FOLDER/text
@@ -97,7 +97,7 @@ refuses "$1" "not expected" $'\x01\xff\xfe'
 
 table "$2" <<'END'
 does not exist|--data FOLDER/none
-too short for context|--data /dev/null --context 8
+is empty|--data /dev/null
 not in range|--workers 0
 not in range|--workers 2000000000
 cannot be shared out evenly|--workers 3
