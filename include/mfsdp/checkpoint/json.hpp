@@ -110,8 +110,8 @@ struct json_limits {
 };
 
 // The value that `text` is. Errors: checkpoint_error, beginning with `where`, if it is longer or
-// deeper than the limits, not JSON, not UTF-8, or has a key twice. Cost: memory of 30 times the text at
-// worst, about 10 times for a manifest.
+// deeper than the limits, not JSON, not UTF-8, or has a key twice. Cost: memory of 30 times the
+// text at worst, about 10 times for a manifest.
 [[nodiscard]] inline json parse_json(std::string_view text, json_limits limits,
                                      std::string_view where) {
   if (text.size() > limits.bytes) {
