@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "arguments.hpp"
 #include "choices.hpp"
 #include "engines.hpp"
 #include "report.hpp"
@@ -26,14 +28,27 @@ std::string name_of(const settings& how) {
   return how.optimizer + " on " + how.placement;
 }
 
-outcome run(const engine& ranks, const settings& how, const text& data) {
+// `log_path`: where each loss is written as soon as it is known; nowhere if empty.
+outcome run(const engine& ranks, const settings& how, const text& data,
+            const std::string& log_path = {}) {
   // A launcher's pipe may look like a terminal.
   progress_line line(name_of(how), how, !ranks.process && isatty(STDOUT_FILENO) != 0);
-  return ranks.train(how, data, line.callbacks());
+  progress report = line.callbacks();
+  std::ofstream log;
+  if (!log_path.empty() && ranks.speaks()) {
+    log.open(log_path);
+    if (!log) throw std::runtime_error("cannot write " + log_path);
+    report.on_step = [&log, show = report.on_step](int step, double loss, double seconds) {
+      log << step << ' ' << fmt::format("{}", loss) << std::endl;
+      show(step, loss, seconds);
+    };
+  }
+  return ranks.train(how, data, report);
 }
 
 double characters_per_second(const settings& how, const outcome& result) {
-  return how.sequences * how.shape.context * static_cast<double>(how.steps) / result.train_seconds;
+  return how.sequences * how.shape.context * static_cast<double>(result.losses.size()) /
+         result.train_seconds;
 }
 
 json figures_of(const settings& how, const outcome& result) {
@@ -52,7 +67,7 @@ json figures_of(const settings& how, const outcome& result) {
                {"placement", how.placement},
                {"ranks", result.ranks.size()},
                {"steps", how.steps},
-               {"train_loss", result.losses.back()},
+               {"train_loss", result.losses.empty() ? json() : json(result.losses.back())},
                {"train_seconds", result.train_seconds},
                {"chars_per_second", characters_per_second(how, result)},
                {"step_bytes", step_bytes},
@@ -131,13 +146,15 @@ int main(int argc, char** argv) {
   std::optional<int> ranks;
   std::string data_path;
   std::string json_path;
+  std::string log_path;
   std::string demo_folder;
   app.add_option("--data", data_path, "text to learn")->required()->check(CLI::ExistingFile);
   app.add_option("--engine", engine_name,
                  "what ranks are: threads, or processes under mpirun (mpi)")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();
-  app.add_option("--ranks", ranks, "how many; 4 threads, or as many as mpirun has started");
+  app.add_option("--ranks", ranks, "how many; 4 threads, or as many as mpirun has started")
+      ->check(one_or_more);
   app.add_option("--placement", how.placement, "who holds what")
       ->check(CLI::IsMember({"owner", "rows", "replicated"}))
       ->capture_default_str();
@@ -147,28 +164,53 @@ int main(int argc, char** argv) {
                  fmt::format("for the hidden matrices: {}; AdamW updates the rest. Presets:{}",
                              optimizer_names, presets))
       ->capture_default_str();
-  app.add_option("--steps", how.steps, "training steps")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--steps", how.steps, "training steps")->check(one_or_more)->capture_default_str();
+  app.add_option("--stop-after", how.stop_after, "steps to take of the schedule; 0 for all")
+      ->check(none_or_more)
       ->capture_default_str();
   app.add_option("--sequences", how.sequences, "sequences a step, of all ranks together")
-      ->check(CLI::PositiveNumber)
+      ->check(one_or_more)
       ->capture_default_str();
-  app.add_option("--layers", how.shape.layers, "transformer blocks")->capture_default_str();
-  app.add_option("--heads", how.shape.heads, "attention heads")->capture_default_str();
-  app.add_option("--width", how.shape.width, "model width")->capture_default_str();
-  app.add_option("--context", how.shape.context, "characters a sequence")->capture_default_str();
+  app.add_option("--layers", how.shape.layers, "transformer blocks")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--heads", how.shape.heads, "attention heads")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--width", how.shape.width, "model width")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--context", how.shape.context, "characters a sequence")
+      ->check(one_or_more)
+      ->capture_default_str();
   app.add_option("--seed", how.seed, "of initial values and data order")->capture_default_str();
   app.add_option("--matrix-rate", how.matrix_rate,
-                 "learning rate of the hidden matrices, unless adamw has them");
+                 "learning rate of the hidden matrices, unless adamw has them")
+      ->check(rate);
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's learning rate")
+      ->check(rate)
       ->capture_default_str();
   app.add_option("--clip", how.clip, "largest global gradient norm, 0 for none")
+      ->check(rate)
       ->capture_default_str();
-  app.add_option("--prefetch", how.prefetch, "units gathered ahead")->capture_default_str();
+  app.add_option("--prefetch", how.prefetch, "units gathered ahead")
+      ->check(none_or_more)
+      ->capture_default_str();
   app.add_option("--validate-every", how.validate_every, "steps between validations, 0 for none")
+      ->check(none_or_more)
       ->capture_default_str();
   app.add_option("--sample", how.sample, "characters to generate at the end")
+      ->check(none_or_more)
       ->capture_default_str();
+  auto* const checkpoint = app.add_option("--checkpoint", how.checkpoint, "folder of checkpoints");
+  app.add_option("--save-every", how.save_every,
+                 "steps between checkpoints, with one at the end; 0 for none")
+      ->check(none_or_more)
+      ->needs(checkpoint)
+      ->capture_default_str();
+  app.add_flag("--resume", how.resume, "go on from the latest checkpoint, if there is one")
+      ->needs(checkpoint);
+  app.add_option("--log", log_path, "write step and loss to this file, a line each as they come");
   app.add_option("--json", json_path, "write the figures to this file");
   app.add_option("--demo", demo_folder, "the tour: compare optimizers and placements, draw, report")
       ->check(CLI::ExistingDirectory);
@@ -188,10 +230,13 @@ int main(int argc, char** argv) {
     }
     if (!demo_folder.empty()) {
       if (world.process) throw std::invalid_argument("--demo runs with --engine threads");
+      if (!how.checkpoint.empty()) {
+        throw std::invalid_argument("--demo makes three runs; --checkpoint is of one");
+      }
       tour(world, how, data, demo_folder, json_path);
       return 0;
     }
-    const outcome result = run(world, how, data);
+    const outcome result = run(world, how, data, log_path);
     if (!world.speaks()) return 0;
     fmt::print("\n{}\n{}\n", result.plan, rank_table(result));
     if (!result.validation.empty()) {
@@ -201,6 +246,7 @@ int main(int argc, char** argv) {
     if (!result.sample.empty()) fmt::print("\n{}\n", result.sample);
     if (!json_path.empty()) {
       json figures = figures_of(how, result);
+      figures["first_step"] = result.first_step;
       figures["losses"] = result.losses;  // every digit, so that runs can be compared
       write_json(json_path, figures);
     }

@@ -34,8 +34,9 @@ class progress_line {
  private:
   void show(int step, double loss, double seconds) {
     const bool last = step == steps_;
+    ++taken_;
     if (!terminal_ && step % std::max(1, steps_ / 10) != 0 && !last) return;
-    const double rate = step / seconds;
+    const double rate = taken_ / seconds;
     fmt::print("{}{}  step {}/{}  loss {:.3f}{}  {:.0f} chars/s  {} left {}", terminal_ ? "\r" : "",
                title_, step, steps_, loss,
                validation_ > 0 ? fmt::format("  validation {:.3f}", validation_) : "",
@@ -46,6 +47,7 @@ class progress_line {
 
   std::string title_;
   int steps_;
+  int taken_ = 0;  // of them, by this run
   double characters_;
   bool terminal_;
   double validation_ = 0;

@@ -11,9 +11,11 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "mfsdp/checkpoint.hpp"
 #include "mfsdp/mfsdp.hpp"
 #include "text.hpp"
 #include "transformer.hpp"
@@ -36,6 +38,9 @@ struct settings {
   int validate_every = 50;
   int validation_windows = 512;  // at the end; a quarter of them on the way
   int sample = 0;                // characters to generate at the end
+  std::string checkpoint{};      // folder of checkpoints; none if empty
+  int save_every = 0;            // steps between them, and one at the end; 0: none
+  bool resume = false;           // from the latest one, if there is any
 };
 
 struct validation_point {
@@ -51,7 +56,8 @@ struct rank_account {
 };
 
 struct outcome {
-  std::vector<double> losses;  // of each step, over all ranks, nats per byte
+  int first_step = 0;          // steps that were taken before
+  std::vector<double> losses;  // of each step since, over all ranks, nats per byte
   std::vector<validation_point> validation;
   double train_seconds = 0;  // in training steps, validation not counted
   mfsdp::index_t resident_bytes_ideal = 0;
@@ -257,6 +263,36 @@ class trainer {
   std::vector<std::uint8_t> targets_;
 };
 
+// What the rest of a run follows from, beside the model and the step: kept in its checkpoints.
+inline std::string course_of(const settings& how) {
+  return fmt::format("seed {}, {} steps of {} sequences, warmup {}", how.seed, how.steps,
+                     how.sequences, how.warmup);
+}
+
+// Sets the model to its initial values or to the latest checkpoint; returns the steps taken.
+// Errors: std::invalid_argument if that is of another run.
+template <class Model>
+int start(Model& model, const settings& how) {
+  const auto found = [&] { return mfsdp::latest_checkpoint(how.checkpoint) ? 1 : 0; };
+  // If one rank sees any, all load, and are told what is wrong if others see none.
+  if (!how.resume || model.sum(found()) == 0) {
+    model.initialize(
+        [&](const mfsdp::tensor_spec& tensor, std::span<float> values, mfsdp::index_t first) {
+          const initial_values initial(how.shape, tensor.name, how.seed);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = static_cast<float>(initial(static_cast<std::uint64_t>(first) + i));
+          }
+        });
+    return 0;
+  }
+  const mfsdp::loaded at = mfsdp::load(model, how.checkpoint);
+  if (at.trainer != course_of(how)) {
+    throw std::invalid_argument("the run of " + at.path + " has " + at.trainer +
+                                ", this one would have " + course_of(how));
+  }
+  return static_cast<int>(at.step);
+}
+
 // Trains on all ranks of a world. Placement and rules are types here; choices.hpp has names for
 // them. The outcome is rank 0's: where ranks are processes, it is empty on the others.
 template <class World, class Placement, class Rules>
@@ -267,27 +303,26 @@ outcome train_as(World& world, const settings& how, const text& data, Placement 
   world.run([&](auto comm) {
     mfsdp::sharded_model model{make_spec(how.shape), comm, placement, rules,
                                mfsdp::model_options{.prefetch = how.prefetch}};
-    model.initialize(
-        [&](const mfsdp::tensor_spec& tensor, std::span<float> values, mfsdp::index_t first) {
-          const initial_values initial(how.shape, tensor.name, how.seed);
-          for (std::size_t i = 0; i < values.size(); ++i) {
-            values[i] = static_cast<float>(initial(static_cast<std::uint64_t>(first) + i));
-          }
-        });
+    const int first_step = start(model, how);
+    mfsdp::background_saver saver(how.checkpoint);
 
     trainer run(model, how, data);
     const bool speaks = comm.rank() == 0;
     double seconds = 0;
     const int steps = how.stop_after > 0 ? std::min(how.stop_after, how.steps) : how.steps;
-    for (int step = 0; step < steps; ++step) {
-      const auto start = clock::now();
+    for (int step = first_step; step < steps; ++step) {
+      const auto began = clock::now();
       const double loss = run.step(step);
-      seconds += std::chrono::duration<double>(clock::now() - start).count();
+      seconds += std::chrono::duration<double>(clock::now() - began).count();
       if (speaks) {
         result.losses.push_back(loss);
         report.on_step(step + 1, loss, seconds);
       }
       const bool last = step + 1 == steps;
+      if (how.save_every > 0 && ((step + 1) % how.save_every == 0 || last)) {
+        saver.save(model, {.trainer = course_of(how)});
+      }
+      saver.poll();
       if (how.validate_every > 0 && ((step + 1) % how.validate_every == 0 || last)) {
         const double validation = run.validate(how.validation_windows / (last ? 1 : 4));
         if (speaks) {
@@ -297,6 +332,7 @@ outcome train_as(World& world, const settings& how, const text& data, Placement 
       }
     }
 
+    saver.wait();
     rank_account account;
     account.memory = model.memory_in_use();
     for (std::size_t p = 0; p < mfsdp::phases; ++p) {
@@ -310,6 +346,7 @@ outcome train_as(World& world, const settings& how, const text& data, Placement 
       if (speaks) result.sample = std::move(sample);
     }
     if (speaks) {
+      result.first_step = first_step;
       result.ranks = std::move(accounts);
       result.train_seconds = seconds;
       result.resident_bytes_ideal = loads.resident_bytes_ideal;

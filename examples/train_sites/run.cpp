@@ -82,10 +82,10 @@ outcome run(const settings& how, const text& data, const rules& chosen) {
       const double others = 4.0 * (model.sites() - 1);
       result.sent += static_cast<double>(model.moved(mfsdp::phase::sync).sent) / others;
       result.sent_in_step += static_cast<double>(model.moved(mfsdp::phase::step).sent) / others;
-      model.for_each_state([&](const mfsdp::placement_item& item, mfsdp::index_t, std::string_view,
-                               const mfsdp::state_spec& state, auto values) {
-        if (item.divisible) return;
-        result.states[std::string(state.name)] += std::ssize(values);
+      model.for_each_held([&](const mfsdp::held_part& part, auto values) {
+        const mfsdp::model_array& array = model.arrays()[part.array];
+        if (!array.is_state() || model.plan().items[part.item].divisible) return;
+        result.states[std::string(array.state)] += std::ssize(values);
       });
     }
     (void)model.sum(0);

@@ -10,7 +10,7 @@
 
 #include "lordo/optimizer/figures.hpp"
 #include "mfsdp/error.hpp"
-#include "mfsdp/layout.hpp"
+#include "mfsdp/runtime/arrays.hpp"
 
 namespace lordo::inline MFSDP_ABI {
 
@@ -39,9 +39,9 @@ struct basis_report {
 template <class Model>
 [[nodiscard]] basis_report describe_bases(Model& model) {
   basis_report report;
-  model.for_each_state([&](const mfsdp::placement_item& item, mfsdp::index_t, std::string_view,
-                           const mfsdp::state_spec& state, auto values) {
-    if (state.name != "figures") return;
+  model.for_each_held([&](const mfsdp::held_part& part, auto values) {
+    if (model.arrays()[part.array].state != "figures") return;
+    const mfsdp::placement_item& item = model.plan().items[part.item];
     if (values.empty()) {
       if (report.full_size.empty() || report.full_size.back() != item.name) {
         report.full_size.push_back(item.name);

@@ -210,6 +210,8 @@ using state_spans = contract::state_spans<O, T>;
 //   squares_gradient   optional: true if sums of squares of a gradient must be finite in T; the
 //                      runtime leaves out larger ones
 //   check()            optional: throws spec_error if the options make no sense
+//   states_of          optional: the name of another optimizer whose states these are, element for
+//                      element, so that a checkpoint of one loads into the other
 //   update(backend, states, parameter, gradient, context)   never writes the gradient; an
 //                      elementwise piece arrives as a 1 x n view
 template <class O>

@@ -39,6 +39,11 @@ struct rank_failure : collective_error {
   using collective_error::collective_error;
 };
 
+// A checkpoint cannot be written or read: the disk, damage, or another model.
+struct checkpoint_error : error {
+  using error::error;
+};
+
 // An operation of an elastic_world went on without this member, which had not come to it in time:
 // it may join again.
 struct member_dropped : collective_error {

@@ -19,6 +19,7 @@
 #include "mfsdp/planner.hpp"
 #include "mfsdp/precision.hpp"
 #include "mfsdp/runtime/agreement.hpp"
+#include "mfsdp/runtime/arrays.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/contract.hpp"
 #include "mfsdp/runtime/gradients.hpp"
@@ -203,7 +204,9 @@ class sharded_model {
             context_, optimizers, [this](std::size_t i) { return masters_.segment(i); },
             [this](std::size_t i) { return gradients_.segment(i); }),
         sites_(context_, map_, detail::shared_with_sites(context_, map_, placement, optimizers),
-               states_.exchangeable()) {
+               states_.exchangeable()),
+        arrays_(detail::array_list::of(plan(), optimizer_members(optimizers), Precision{})),
+        rules_(detail::rules_of(plan(), optimizer_members(optimizers))) {
     for (const unit_spec& unit : plan().spec.units()) {
       gradient_pointers_.emplace_back(unit.tensors.size());
     }
@@ -256,6 +259,10 @@ class sharded_model {
   // has data of its own; rank(), ranks(), sum() and clip() are of one site.
   [[nodiscard]] int site() const { return map_.own; }
   [[nodiscard]] int sites() const { return map_.count(); }
+  // Among the ranks of all sites, as gather_from_sites has them.
+  [[nodiscard]] int first_rank_of_site(int of_site) const {
+    return map_.first[static_cast<std::size_t>(of_site)];
+  }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
   [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
 
@@ -442,18 +449,98 @@ class sharded_model {
     return std::accumulate(all.begin(), all.end(), 0.0);
   }
 
-  // Calls visit(item, offset, optimizer, state, values) for each optimizer state that this rank
-  // holds: of which placement_item, from which of its elements on, the optimizer's name, the
-  // state_spec, and a span of const elements.
-  template <class Visit>
-  void for_each_state(Visit&& visit) {
-    states_.for_each_state_held(visit);
+  // Steps taken so far, and the updates of each item; of the latter zero for what this rank holds
+  // nothing of.
+  [[nodiscard]] training_counts counts() {
+    training_counts now{step_, std::vector<std::int64_t>(plan().items.size(), 0)};
+    states_.read_counts(now.updates);
+    return now;
   }
 
-  // Copies what such a span views, wherever the backend keeps it, to the host.
+  // All that the model consists of, on whatever ranks, in an order that the plan alone decides.
+  [[nodiscard]] std::span<const model_array> arrays() const { return arrays_.all; }
+  [[nodiscard]] std::span<const model_rule> rules() const { return rules_; }
+  [[nodiscard]] const model_options& options() const { return context_.options; }
+  [[nodiscard]] static std::string precision_text() { return Precision::to_text(); }
+
+  // Calls visit(part, values) for all that this rank holds of arrays(): parameters in the type that
+  // is updated, then states, as spans of const elements, empty for a state of no elements. Always
+  // in the same order.
+  template <class Visit>
+  void for_each_held(Visit&& visit) {
+    for_each_held_mutable([&]<class T>(const held_part& part, std::span<T> values) {
+      visit(part, std::span<const T>(values));
+    });
+  }
+
+  // Copies what such a span views, wherever the backend keeps it, to the host; and the other way.
   template <class T>
   void read(std::span<const T> values, std::span<T> host) {
     context_.backend.copy(values, host);
+  }
+  template <class T>
+  void write(std::span<const T> host, std::span<T> values) {
+    context_.backend.copy(host, values);
+  }
+
+  // Errors: usage_error unless the model is as a step has left it, or initialize.
+  void require_step_boundary(std::string_view what) const {
+    require_step(what);
+    if (const auto group = gradients_.pending()) {
+      throw usage_error(fmt::format(
+          "{}: '{}' has a gradient that no step has used; call it right after step(), skip_step() "
+          "or discard_gradients()",
+          what, *group));
+    }
+  }
+
+  // Instead of initialize(): sets parameters, states and counts to what another run had.
+  // fill(for_each) writes them all in a call for_each(visit), which calls visit(part, values) as
+  // for_each_held does, with values to write. Until fill returns, and after it throws, the model
+  // has no values. Without counts the states begin anew, as after initialize, and fill is shown
+  // parameters only; all sites then need equal ones. If this site `joins` it takes over what was of
+  // another one: rules reset what belongs to one site only (PeriodicOptimizer). All ranks of the
+  // site alike. Errors: usage_error as initialize.
+  template <class Fill>
+  void restore(const std::optional<training_counts>& counts, bool joins, Fill&& fill) {
+    require_released("restore");
+    if constexpr (elastic) {
+      if (context_.sites.joins()) {
+        throw usage_error("restore: others train already and this site comes to them: call join");
+      }
+    }
+    parameters_.quiesce();
+    initialized_ = false;
+    fill([&](auto&& visit) {
+      for_each_held_mutable([&](const held_part& part, auto values) {
+        if (counts || !arrays()[part.array].is_state()) visit(part, values);
+      });
+    });
+    if (counts) {
+      states_.write_counts(counts->updates);
+      if (joins) states_.join(counts->steps);
+    } else {
+      states_.start();
+    }
+    discard_gradients();
+    publish();
+    step_ = counts ? counts->steps : 0;
+    initialized_ = true;
+    compared_ = counts.has_value();
+  }
+
+  // What every rank of the site gives, in rank order; lists of equal lengths. A collective call for
+  // those who build on the model: a few numbers, no bulk.
+  [[nodiscard]] std::vector<std::uint64_t> gather(const std::vector<std::uint64_t>& own,
+                                                  std::string_view label) {
+    return detail::gather_from_all<std::uint64_t>(context_, own, label, phase::checkpoint);
+  }
+  // The same over the ranks of all sites, one site after the other; on an elastic axis zeros where
+  // nobody is. With replicas, those of this rank's replica.
+  [[nodiscard]] std::vector<std::uint64_t> gather_from_sites(const std::vector<std::uint64_t>& own,
+                                                             std::string_view label) {
+    return detail::gather_over<std::uint64_t>(context_, context_.sites, own, label,
+                                              phase::checkpoint);
   }
 
   [[nodiscard]] const memory_usage& memory_in_use() const { return context_.usage; }
@@ -495,6 +582,24 @@ class sharded_model {
     } else {
       write(parameters_.segment(i));
     }
+  }
+
+  template <class Visit>
+  void for_each_held_mutable(Visit&& visit) {
+    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
+      if (!is_here(i)) continue;
+      const local_segment& segment = plan().local_segments[i];
+      const placement_item& item = plan().items[segment.item];
+      const held_part part{item.tensor, segment.item, item.offset + segment.offset};
+      if (is_trainable_here(i)) {
+        visit(part, masters_.segment(i));
+      } else {
+        visit(part, parameters_.segment(i));
+      }
+    }
+    states_.for_each_state_held([&](std::size_t item, std::size_t k, index_t first, auto values) {
+      visit(held_part{arrays_.first_state[item] + k, item, first}, values);
+    });
   }
 
   // A step of the model, whose gradients are complete or given up.
@@ -626,7 +731,7 @@ class sharded_model {
   void require_values() const {
     if (!initialized_) {
       require_joined();
-      throw usage_error("the parameters have no values: call initialize first");
+      throw usage_error("the parameters have no values: call initialize or load first");
     }
     if (torn_) {
       throw usage_error(
@@ -685,6 +790,8 @@ class sharded_model {
   global_norm<context> norm_;
   optimizer_states<context, Rules> states_;
   site_exchange<context> sites_;
+  detail::array_list arrays_;
+  std::vector<model_rule> rules_;
   std::vector<std::vector<gradient*>> gradient_pointers_;  // by unit
   std::vector<std::size_t> forward_;
   std::vector<std::size_t> backward_;

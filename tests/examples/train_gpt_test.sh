@@ -30,6 +30,19 @@ for optimizer in muon adamw; do
   done
 done
 
+# A run that stops, and goes on from its checkpoint: the losses of one that did not, in every digit.
+losses() { sed -n '/"losses"/,/]/s/^ *\([-+.e0-9]*\),*$/\1/p' "$1"; }
+"$train_gpt" $tiny --ranks 3 --json "$folder/figures.json" >/dev/null
+saved="$tiny --ranks 3 --checkpoint $folder/run --save-every 1"
+"$train_gpt" $saved --stop-after 3 >/dev/null
+rm -r "$folder/run/step-000000000003"
+"$train_gpt" $saved --resume --json "$folder/resumed.json" >/dev/null
+[ "$(value first_step "$folder/resumed.json")" = 2 ] || { echo "not resumed at step 2"; exit 1; }
+diff <(losses "$folder/figures.json" | tail -n 2) <(losses "$folder/resumed.json")
+# At another number of ranks, after the last step: nothing left to do.
+"$train_gpt" ${saved/--ranks 3/--ranks 2} --resume --json "$folder/resumed.json" >/dev/null
+[ "$(value first_step "$folder/resumed.json")" = 4 ] || { echo "not resumed at step 4"; exit 1; }
+
 refuses() {
   local expected=$1
   shift
@@ -50,4 +63,7 @@ printf aaaa >"$folder/short"
 refuses "repeats a single byte" --data "$folder/short"
 refuses "width" $tiny --width 33
 refuses "cannot write" $tiny --json "$folder"
+refuses "this one would have seed 2" $saved --resume --seed 2
+refuses "of another model" $saved --resume --optimizer soap --placement owner
+refuses "--checkpoint" $tiny --resume
 echo "ok"

@@ -90,9 +90,9 @@ TEST_CASE("a newcomer starts without the feedback of the site that it takes from
     CAPTURE(which);
     const auto feedback_of = [&](auto& model) {
       std::vector<float> all;
-      model.for_each_state([&](const placement_item&, index_t, std::string_view,
-                               const state_spec& state, std::span<const float> values) {
-        if (state.name == feedback[which]) all.insert(all.end(), values.begin(), values.end());
+      model.for_each_held([&](const held_part& part, std::span<const float> values) {
+        if (model.arrays()[part.array].state != feedback[which]) return;
+        all.insert(all.end(), values.begin(), values.end());
       });
       return all;
     };

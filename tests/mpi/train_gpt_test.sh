@@ -30,6 +30,16 @@ for optimizer in muon adamw soap shampoo; do
   [ "$(sed -n '/"losses"/,/]/p' "$folder/mpi.json" | grep -c '[0-9]')" -eq 4 ] || fail "no losses"
 done
 
+# Processes go on where threads were, and threads where processes were.
+saved="$tiny --checkpoint $folder/run --save-every 2"
+losses() { sed -n '/"losses"/,/]/p' "$1" | grep '[0-9]'; }
+"$train_gpt" $tiny --steps 6 --ranks 2 --json "$folder/whole.json" >/dev/null
+"$train_gpt" $saved --steps 6 --ranks 2 --stop-after 2 >/dev/null
+"${launch[@]}" -n 2 "$train_gpt" $saved --steps 6 --stop-after 4 --resume --engine mpi >/dev/null
+"$train_gpt" $saved --steps 6 --ranks 2 --resume --json "$folder/resumed.json" >/dev/null
+diff <(losses "$folder/whole.json" | tail -n 2) <(losses "$folder/resumed.json") ||
+  fail "a run that changed its engine twice has other losses"
+
 "$train_gpt" $run --engine mpi --json "$folder/alone.json" >/dev/null
 grep -q '"ranks": 1,' "$folder/alone.json" || fail "without mpirun there are other ranks"
 

@@ -41,6 +41,7 @@ struct gathered {
 
  public:
   static constexpr std::string_view name{text_.data(), text_.size()};
+  static constexpr std::string_view states_of = O::name;
   static constexpr bool whole_matrix = true;
   static constexpr bool gathers = true;
   static constexpr bool squares_gradient = requires { requires O::squares_gradient; };

@@ -38,9 +38,20 @@ struct update_size {
   }
 };
 
-// When something was moved; sync is what moves between sites.
-enum class phase : std::size_t { setup, forward, backward, evaluate, clip, step, sum, sync };
-inline constexpr std::size_t phases = 8;
+// When something was moved; sync is what moves between sites, checkpoint what ranks tell each other
+// of one (nothing of what is in it).
+enum class phase : std::size_t {
+  setup,
+  forward,
+  backward,
+  evaluate,
+  clip,
+  step,
+  sum,
+  sync,
+  checkpoint
+};
+inline constexpr std::size_t phases = 9;
 
 // What memory is for.
 enum class memory_kind : std::size_t {

@@ -169,6 +169,16 @@ class unit_gradients {
     finished_ = true;
   }
 
+  // Of what there is a gradient since the last step, written or being written, if of anything.
+  [[nodiscard]] std::optional<std::string_view> pending() const {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].buffer || groups_[g].reduced || !groups_[g].visitors.empty()) {
+        return context_.plan.groups[g].name;
+      }
+    }
+    return std::nullopt;
+  }
+
   // Waits for the sums that are in flight.
   void quiesce() {
     while (!in_flight_.empty()) retire_oldest();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/fnv1a.hpp"
 #include "mfsdp/plan.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"

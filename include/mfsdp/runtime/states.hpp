@@ -183,24 +183,33 @@ class optimizer_states {
     });
   }
 
-  // Calls visit(item, offset from its start, optimizer, what the state is, its values) for each
-  // state of what this rank holds.
+  // Calls visit(item, k, first, values) for each state that this rank holds: the k-th of an item,
+  // from which of its elements on.
   template <class Visit>
   void for_each_state_held(Visit&& visit) {
-    for_each_optimizer([&]<class O>(const O& optimizer, auto& entries, int) {
+    for_each_optimizer([&](const auto&, auto& entries, int) {
       for (auto& entry : entries) {
-        const auto specs = optimizer.states(entry.shape);
-        for (std::size_t k = 0; k < specs.size(); ++k) {
-          const auto show = [&](auto values) {
-            visit(context_.plan.items[entry.item], entry.offset, O::name, specs[k], values);
-          };
-          if (is_exact(specs[k])) {
-            show(std::span<const float>(entry.states[k].exact));
+        for (std::size_t k = 0; k < entry.states.size(); ++k) {
+          stored_state& state = entry.states[k];
+          if (!state.narrow.empty()) {
+            visit(entry.item, k, entry.offset, state.narrow);
           } else {
-            show(std::span<const narrow_state>(entry.states[k].narrow));
+            visit(entry.item, k, entry.offset, state.exact);
           }
         }
       }
+    });
+  }
+
+  // The counts of updates by item, zero where this rank holds nothing of it; and the other way.
+  void read_counts(std::vector<std::int64_t>& updates) {
+    for_each_optimizer([&](const auto&, auto& entries, int) {
+      for (const auto& entry : entries) updates[entry.item] = entry.step;
+    });
+  }
+  void write_counts(const std::vector<std::int64_t>& updates) {
+    for_each_optimizer([&](const auto&, auto& entries, int) {
+      for (auto& entry : entries) entry.step = updates[entry.item];
     });
   }
 

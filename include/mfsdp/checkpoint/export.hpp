@@ -1,0 +1,171 @@
+// export_model: the parameters alone, as plain safetensors files that other programs read.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/checkpoint/agree.hpp"
+#include "mfsdp/checkpoint/chunks.hpp"
+#include "mfsdp/checkpoint/description.hpp"
+#include "mfsdp/checkpoint/division.hpp"
+#include "mfsdp/checkpoint/file.hpp"
+#include "mfsdp/checkpoint/json.hpp"
+#include "mfsdp/checkpoint/manifest.hpp"
+#include "mfsdp/checkpoint/safetensors.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+struct export_options {
+  // Of the arrays in one file, where there may be several; a larger tensor has one for itself.
+  std::int64_t file_bytes = 5'000'000'000;
+};
+
+namespace detail {
+
+// The files of an export, and where each tensor is.
+class export_layout {
+ public:
+  // `to` is the path of a file if it ends as one, else that of a folder.
+  export_layout(const manifest& description, std::string to, const export_options& options)
+      : to_(std::move(to)), folder_(!to_.ends_with(".safetensors")) {
+    std::vector<std::vector<safetensors_entry>> entries(1);
+    std::int64_t bytes = 0;
+    for (std::size_t t = 0; t < description.tensors.size(); ++t) {
+      const stored_array& array = description.arrays[t];
+      const std::int64_t own = array.elements * safetensors_bits(array.dtype) / 8;
+      if (folder_ && bytes > 0 && bytes + own > options.file_bytes) {
+        entries.emplace_back();
+        bytes = 0;
+      }
+      bytes += own;
+      total_ += own;
+      entries.back().push_back({array.tensor, array.dtype, description.tensors[t].shape});
+      places_.push_back({entries.size() - 1, 0});
+    }
+    for (auto& of_file : entries) {
+      auto [header, layout] = make_safetensors_header(std::move(of_file), {{"format", "pt"}});
+      files_.push_back({file_name(files_.size(), entries.size()), std::move(header)});
+      layouts_.push_back(std::move(layout));
+    }
+    for (std::size_t t = 0; t < places_.size(); ++t) {
+      const std::string& name = description.tensors[t].name;
+      places_[t].second = layouts_[places_[t].first].find(name)->first_byte;
+      if (files_.size() > 1) index_[name] = files_[places_[t].first].first;
+    }
+  }
+
+  // One rank: creates the files, with headers.
+  void begin() const {
+    std::filesystem::remove_all(partial());
+    if (folder_) create_folder(partial());
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      file fresh = file::create(path_of_file(i));
+      fresh.write(std::as_bytes(std::span(files_[i].second)), 0);
+      fresh.close();
+    }
+  }
+  // Every rank, then put() for what it writes, then finish().
+  void open() {
+    for (std::size_t i = 0; i < files_.size(); ++i) open_.push_back(file::amend(path_of_file(i)));
+  }
+  void put(std::size_t tensor, index_t first, std::span<const std::byte> elements,
+           std::size_t width) {
+    const auto& [which, start] = places_[tensor];
+    open_[which].write(elements, start + first * static_cast<std::int64_t>(width));
+  }
+  void finish() {
+    for (file& each : open_) {
+      each.sync();
+      each.close();
+    }
+    open_.clear();
+  }
+  // One rank, when all have finished: gives the files their names.
+  void commit() const {
+    if (!index_.empty()) {
+      const json index{{"metadata", {{"total_size", total_}}}, {"weight_map", index_}};
+      const std::string text = dump_json(index, "index of an export") + "\n";
+      file fresh = file::create(partial() + "/model.safetensors.index.json");
+      fresh.write(std::as_bytes(std::span(text)), 0);
+      fresh.sync();
+      fresh.close();
+    }
+    if (folder_) sync_folder(partial());
+    rename_durably(partial(), to_);
+  }
+  [[nodiscard]] std::string partial() const { return to_ + ".partial"; }
+
+ private:
+  [[nodiscard]] std::string file_name(std::size_t i, std::size_t files) const {
+    return files == 1 ? "model.safetensors"
+                      : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files);
+  }
+  [[nodiscard]] std::string path_of_file(std::size_t i) const {
+    return folder_ ? partial() + "/" + files_[i].first : partial();
+  }
+
+  std::string to_;
+  bool folder_;
+  std::int64_t total_ = 0;
+  std::vector<std::pair<std::string, std::string>> files_;    // names and headers
+  std::vector<safetensors_layout> layouts_;                   // of the files
+  std::vector<std::pair<std::size_t, std::int64_t>> places_;  // file and first byte, by tensor
+  std::map<std::string, std::string> index_;                  // files of tensors, if several
+  std::vector<file> open_;
+};
+
+}  // namespace detail
+
+// Writes all parameters, whole and under their names, in the type that is updated (frozen ones as
+// they are held): to one safetensors file if `path` ends in ".safetensors", else to a folder that
+// is new, or empty, as model.safetensors, or several files with an index as is usual for large
+// models. A tied tensor is there once, under the name that it was declared with. All ranks of one
+// site alike, to a file system that all of them see; it is there when all is written and on the
+// disk, or not at all. Errors: usage_error and checkpoint_error as save.
+template <class Model>
+void export_model(Model& model, const std::string& path, const export_options& options = {}) {
+  model.require_step_boundary("export_model");
+  const detail::gather_numbers gather = [&](const auto& own, std::string_view label) {
+    return model.gather(own, label);
+  };
+  const std::string doing = fmt::format("export to '{}'", path);
+  const auto parameters = model.arrays().first(model.plan().tensors.size());
+  const auto parts =
+      detail::divide_writing(model.plan(), parameters, model.ranks() / model.plan().ranks);
+  detail::export_layout files(detail::describe_model(model), path, options);
+  const auto all_of_them = [&](auto&& f) {
+    detail::require_no_fault(gather, detail::fault_of(f), doing);
+  };
+  try {
+    all_of_them([&] {
+      if (model.rank() == 0) files.begin();
+    });
+    all_of_them([&] {
+      files.open();
+      model.for_each_held([&]<class T>(const held_part& part, std::span<const T> values) {
+        const auto* const own = detail::find_part(parts, part.array, part.first);
+        if (own == nullptr || own->rank != model.rank()) return;
+        detail::for_each_host_chunk(model, values, [&](index_t at, std::span<const T> host) {
+          files.put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
+        });
+      });
+      files.finish();
+    });
+    all_of_them([&] {
+      if (model.rank() == 0) files.commit();
+    });
+  } catch (const checkpoint_error&) {
+    std::error_code ignored;
+    if (model.rank() == 0) std::filesystem::remove_all(files.partial(), ignored);
+    throw;
+  }
+}
+
+}  // namespace mfsdp::inline MFSDP_ABI

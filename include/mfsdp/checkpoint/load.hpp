@@ -1,0 +1,245 @@
+// load: goes on where another run was, whatever its number of ranks, placement and engine.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/checkpoint/agree.hpp"
+#include "mfsdp/checkpoint/choose.hpp"
+#include "mfsdp/checkpoint/chunks.hpp"
+#include "mfsdp/checkpoint/compare.hpp"
+#include "mfsdp/checkpoint/description.hpp"
+#include "mfsdp/checkpoint/reader.hpp"
+#include "mfsdp/dtype.hpp"
+#include "mfsdp/runtime/bits_hash.hpp"
+
+namespace mfsdp::inline MFSDP_ABI {
+
+// What load has found.
+struct loaded {
+  std::int64_t step = 0;  // of the checkpoint; what the model has taken, unless parameters only
+  std::string path{};     // its folder
+  std::string trainer{};  // as save_options had it
+  // Options that optimizers, precision and rounding had otherwise: the model's hold.
+  std::vector<std::string> changed_options{};
+  bool joined = false;  // this site had none and took over what another had
+  // What this rank has read of arrays; of headers and manifest.
+  std::int64_t bytes_read = 0;
+  std::int64_t header_bytes_read = 0;
+};
+
+namespace detail {
+
+// Calls f with a value of the type that a dtype stands for.
+template <class F>
+void with_dtype(std::string_view dtype, F&& f) {
+  if (dtype == "F32") {
+    f(float{});
+  } else if (dtype == "BF16") {
+    f(bfloat16{});
+  } else {
+    f(float16{});
+  }
+}
+
+// Fills a model with what one checkpoint has, and sums up the hashes of what this rank reads.
+template <class Model>
+class model_loader {
+ public:
+  model_loader(Model& model, const manifest& stored, const matched_manifest& matched,
+               std::string folder)
+      : model_(model),
+        stored_(stored),
+        matched_(matched),
+        reader_(std::move(folder), stored),
+        checksums_(matched.arrays.size(), 0) {}
+
+  // Of a part of an array that this rank holds.
+  template <class T>
+  void fill(const held_part& part, std::span<T> values) {
+    if (values.empty()) return;
+    with_dtype(stored_.arrays[matched_.arrays[part.array]].dtype,
+               [&]<class Stored>(Stored) { fill_from<Stored>(part, values); });
+  }
+
+  // Which arrays are not what was saved, by all ranks' checksums; nothing if none. What a rank
+  // holds of a cut array is a part of its sum, otherwise every rank has read all of it.
+  [[nodiscard]] std::string damage(const std::vector<std::uint64_t>& of_all) const {
+    std::string text;
+    const auto arrays = model_.arrays();
+    const int ranks = model_.ranks();
+    for (std::size_t a = 0; a < arrays.size(); ++a) {
+      if (matched_.arrays[a] == stored_.arrays.size()) continue;
+      const stored_array& array = stored_.arrays[matched_.arrays[a]];
+      const int together = arrays[a].everywhere ? 1 : model_.plan().ranks;
+      for (int rank = 0; rank < ranks; rank += together) {
+        std::uint64_t sum = 0;
+        for (int r = rank; r < rank + together; ++r) {
+          sum += of_all[static_cast<std::size_t>(r) * arrays.size() + a];
+        }
+        if (sum == array.checksum) continue;
+        text += fmt::format("{}{} in {}", text.empty() ? "" : "; ", array_text(array),
+                            reader_.files_of(array));
+        break;
+      }
+    }
+    return text;
+  }
+
+  [[nodiscard]] const std::vector<std::uint64_t>& checksums() const { return checksums_; }
+  [[nodiscard]] const checkpoint_reader& reader() const { return reader_; }
+
+ private:
+  template <class Stored, class T>
+  void fill_from(const held_part& part, std::span<T> values) {
+    using word = std::conditional_t<sizeof(Stored) == 2, std::uint16_t, std::uint32_t>;
+    const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(Stored));
+    const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
+    std::vector<word> words(room);
+    std::vector<T> host(room);
+    for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
+      const std::span<word> read = slice(std::span(words), 0, count);
+      const std::span<T> converted = slice(std::span(host), 0, count);
+      reader_.read(matched_.arrays[part.array], part.first + at, read);
+      checksums_[part.array] += bits_hash_of<word>(std::as_bytes(read), part.first + at);
+      std::ranges::transform(read, converted.begin(), [](word bits) {
+        const Stored value = std::bit_cast<Stored>(bits);
+        if constexpr (std::same_as<Stored, T>) {
+          return value;
+        } else {
+          return T(static_cast<float>(value));
+        }
+      });
+      model_.write(std::span<const T>(converted), slice(values, at, count));
+    });
+  }
+
+  Model& model_;
+  const manifest& stored_;
+  const matched_manifest& matched_;
+  checkpoint_reader reader_;
+  std::vector<std::uint64_t> checksums_;  // by array of the model
+};
+
+// Whether all sites are well. A collective call of all of them, if there are several.
+template <class Model>
+[[nodiscard]] std::string faults_of_other_sites(Model& model, bool well) {
+  if (model.sites() == 1) return {};
+  std::string text;
+  const auto all = model.gather_from_sites({well ? std::uint64_t{1} : 2}, "load of all sites");
+  for (int site = 0; site < model.sites(); ++site) {
+    const auto rank = static_cast<std::size_t>(model.first_rank_of_site(site));
+    if (site == model.site() || all[rank] != 2) continue;
+    text += fmt::format("{}site {} could not load its checkpoint; its ranks say why",
+                        text.empty() ? "" : "; ", site);
+  }
+  return text;
+}
+
+}  // namespace detail
+
+// Instead of initialize(): sets the model to the latest complete checkpoint in `root`, that all
+// ranks see. Each rank reads the ranges of elements that it holds, and no others. All must be as in
+// the checkpoint: names, shapes, types, optimizers with their states; options of optimizers may
+// differ, and are reported. Sites load each their own, of the latest step that all of them have; a
+// site that has none at all takes over that of the first one that has, as one that joins
+// (PeriodicOptimizer), and what is newer than that step is put aside. With parameters only, all
+// sites take those of the first one.
+// All ranks, and all sites, alike. Errors: checkpoint_error, the same on all ranks, if there is
+// none, with all differences if it is of another model, or with the tensors and files whose bytes
+// are not those that were saved: the model then has no values if it has begun to take them;
+// usage_error as initialize; collective_error as anywhere. Cost: what this rank holds is read once;
+// a number for each array is gathered.
+template <class Model>
+loaded load(Model& model, const std::string& root, const load_options& options = {}) {
+  const detail::gather_numbers of_site = [&](const auto& own, std::string_view label) {
+    return model.gather(own, label);
+  };
+  const detail::gather_numbers of_sites = [&](const auto& own, std::string_view label) {
+    return model.gather_from_sites(own, label);
+  };
+  std::vector<int> first_ranks;
+  for (int site = 0; site < model.sites(); ++site) {
+    first_ranks.push_back(model.first_rank_of_site(site));
+  }
+  const detail::chosen_checkpoint chosen = detail::choose_checkpoint(
+      root, model.site(), first_ranks, options.parameters_only, of_site, of_sites);
+  const std::string doing = fmt::format("load '{}'", chosen.path);
+
+  loaded result{.step = chosen.step, .path = chosen.path, .joined = chosen.joins};
+  manifest stored;
+  detail::matched_manifest matched;
+  std::optional<training_counts> counts;
+  std::string fault = detail::fault_of([&] {
+    const std::string text = detail::read_manifest_text(chosen.path);
+    result.header_bytes_read = std::ssize(text);
+    stored = parse_manifest(text, chosen.path + "/manifest.json");
+    if (stored.step != chosen.step) {
+      throw checkpoint_error(fmt::format("{}/manifest.json is of step {}: a folder was renamed",
+                                         chosen.path, stored.step));
+    }
+    matched = detail::manifest_matcher(stored, detail::describe_model(model), options, chosen.path)
+                  .match();
+    if (!options.parameters_only) {
+      counts.emplace(stored.step, std::vector<std::int64_t>(model.plan().items.size(), 0));
+      manifest updates;
+      for (const std::size_t t : matched.tensors) updates.tensors.push_back(stored.tensors[t]);
+      for (std::size_t i = 0; i < model.plan().items.size(); ++i) {
+        const placement_item& item = model.plan().items[i];
+        if (model.plan().tensors[item.tensor].optimizer < 0) continue;
+        counts->updates[i] = detail::updates_of_item(updates, item);
+      }
+    }
+  });
+  // All ranks and sites stop here alike, or go on.
+  const auto agree = [&] {
+    std::string faults = detail::join_faults(detail::gather_texts(of_site, fault, doing));
+    const std::string others = detail::faults_of_other_sites(model, faults.empty());
+    if (faults.empty()) faults = others;
+    if (!faults.empty()) throw checkpoint_error(fmt::format("{}: {}", doing, faults));
+  };
+  agree();
+  result.trainer = stored.trainer;
+  result.changed_options = matched.changed_options;
+
+  model.restore(counts, chosen.joins, [&](auto&& for_each) {
+    detail::model_loader<Model> loader(model, stored, matched, chosen.path);
+    fault = detail::fault_of(
+        [&] { for_each([&](const held_part& part, auto values) { loader.fill(part, values); }); });
+    const std::string faults = detail::join_faults(detail::gather_texts(of_site, fault, doing));
+    const std::string damage =
+        faults.empty() ? loader.damage(model.gather(loader.checksums(), doing)) : faults;
+    fault = damage.empty() || !faults.empty()
+                ? faults
+                : fmt::format(
+                      "these are not the bytes that were saved, by their checksums: {}; "
+                      "take another checkpoint",
+                      damage);
+    const std::string others = detail::faults_of_other_sites(model, fault.empty());
+    if (fault.empty()) fault = others;
+    if (!fault.empty()) throw checkpoint_error(fmt::format("{}: {}", doing, fault));
+    result.bytes_read = loader.reader().bytes();
+    result.header_bytes_read += loader.reader().header_bytes();
+  });
+  if (model.sites() > 1 && !options.parameters_only) {
+    const std::string left = detail::fault_of([&] {
+      if (model.rank() == 0) {
+        detail::abandon_after(detail::site_folder(root, model.site(), model.sites()), chosen.step);
+      }
+    });
+    detail::require_no_fault(of_site, left, "put newer checkpoints aside");
+  }
+  return result;
+}
+
+}  // namespace mfsdp::inline MFSDP_ABI

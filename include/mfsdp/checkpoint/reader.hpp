@@ -1,0 +1,114 @@
+// Reads ranges of the arrays of a checkpoint, wherever its parts are cut.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mfsdp/checkpoint/file.hpp"
+#include "mfsdp/checkpoint/json.hpp"
+#include "mfsdp/checkpoint/manifest.hpp"
+#include "mfsdp/checkpoint/safetensors.hpp"
+
+namespace mfsdp::inline MFSDP_ABI::detail {
+
+// Errors: checkpoint_error.
+[[nodiscard]] inline std::string read_manifest_text(const std::string& folder) {
+  const file from = file::open(folder + "/manifest.json");
+  const std::int64_t bytes = from.size();
+  if (static_cast<std::uint64_t>(bytes) > manifest_limits.bytes) {
+    throw checkpoint_error(fmt::format("{}: has {} bytes; a manifest has at most {}", from.path(),
+                                       bytes, manifest_limits.bytes));
+  }
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  from.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+// Opens a file when it is first needed. Errors of all members: checkpoint_error naming the file,
+// and the tensor if it is about one.
+class checkpoint_reader {
+ public:
+  checkpoint_reader(std::string folder, const manifest& stored)
+      : folder_(std::move(folder)), stored_(stored), files_(stored.files.size()) {
+    for (const stored_tensor& tensor : stored.tensors) tensors_.emplace(tensor.name, &tensor);
+  }
+
+  // Elements first, first + 1, ... of an array, as many as `values` has. Word is as wide as the
+  // type that is stored.
+  template <class Word>
+  void read(std::size_t array, index_t first, std::span<Word> values) {
+    const stored_array& from = stored_.arrays[array];
+    const index_t end = first + std::ssize(values);
+    auto part = std::ranges::upper_bound(from.parts, first, {}, &stored_part::first) - 1;
+    for (index_t at = first; at < end; ++part) {
+      const index_t count = std::min(end, part->first + part->count) - at;
+      const safetensors_file& file = open(part->file);
+      file.read(entry_of(file, from, *part), at - part->first, slice(values, at - first, count));
+      bytes_ += count * static_cast<index_t>(sizeof(Word));
+      at += count;
+    }
+  }
+
+  // Read so far: of arrays, and of headers.
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
+  [[nodiscard]] std::int64_t header_bytes() const { return header_bytes_; }
+
+  // The files that an array is in, for messages.
+  [[nodiscard]] std::string files_of(const stored_array& array) const {
+    std::string names;
+    std::size_t last = stored_.files.size();
+    for (const stored_part& part : array.parts) {
+      if (part.file == last) continue;
+      last = part.file;
+      names += fmt::format("{}'{}/{}'", names.empty() ? "" : ", ", folder_,
+                           shown(stored_.files[part.file].name));
+    }
+    return names;
+  }
+
+ private:
+  const safetensors_file& open(std::size_t which) {
+    std::optional<safetensors_file>& file = files_[which];
+    if (file) return *file;
+    const stored_file& expected = stored_.files[which];
+    file.emplace(folder_ + "/" + expected.name);
+    header_bytes_ += file->layout().header_bytes;
+    if (file->layout().file_bytes != expected.bytes) {
+      throw checkpoint_error(fmt::format(
+          "'{}' has {} bytes; by the manifest it should have {}: it is not the file that was "
+          "saved; take another checkpoint",
+          file->path(), file->layout().file_bytes, expected.bytes));
+    }
+    return *file;
+  }
+
+  const safetensors_entry& entry_of(const safetensors_file& file, const stored_array& array,
+                                    const stored_part& part) const {
+    const std::string key = array_key(array, *tensors_.at(array.tensor), part.first, part.count);
+    const safetensors_entry* const entry = file.layout().find(key);
+    if (entry == nullptr || entry->dtype != array.dtype ||
+        entry->bytes != part.count * safetensors_bits(array.dtype) / 8) {
+      throw checkpoint_error(fmt::format(
+          "'{}' has no '{}' of {} elements of type {}, which it should have by the manifest: it is "
+          "not the file that was saved; take another checkpoint",
+          file.path(), shown(key), part.count, array.dtype));
+    }
+    return *entry;
+  }
+
+  std::string folder_;
+  const manifest& stored_;
+  std::vector<std::optional<safetensors_file>> files_;
+  std::map<std::string_view, const stored_tensor*> tensors_;
+  std::int64_t bytes_ = 0;
+  std::int64_t header_bytes_ = 0;
+};
+
+}  // namespace mfsdp::inline MFSDP_ABI::detail
