@@ -12,7 +12,7 @@ inline const CLI::Range one_or_more(1, 1 << 20);
 inline const CLI::Range none_or_more(0, 1 << 20);
 
 // CLI::NonNegativeNumber takes nan.
-inline const CLI::Validator rate(
+inline const CLI::Validator finite_rate(
     [](std::string& text) -> std::string {
       double value = 0;
       if (CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= 0) return {};

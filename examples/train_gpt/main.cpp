@@ -186,12 +186,12 @@ int main(int argc, char** argv) {
   app.add_option("--seed", how.seed, "of initial values and data order")->capture_default_str();
   app.add_option("--matrix-rate", how.matrix_rate,
                  "learning rate of the hidden matrices, unless adamw has them")
-      ->check(rate);
+      ->check(finite_rate);
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's learning rate")
-      ->check(rate)
+      ->check(finite_rate)
       ->capture_default_str();
   app.add_option("--clip", how.clip, "largest global gradient norm, 0 for none")
-      ->check(rate)
+      ->check(finite_rate)
       ->capture_default_str();
   app.add_option("--prefetch", how.prefetch, "units gathered ahead")
       ->check(none_or_more)

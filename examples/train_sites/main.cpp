@@ -280,9 +280,9 @@ int main(int argc, char** argv) {
       ->check(train_gpt::one_or_more)
       ->capture_default_str();
   app.add_option("--rate", how.rate, "learning rate of the matrices; the method's own if not given")
-      ->check(train_gpt::rate);
+      ->check(train_gpt::finite_rate);
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's, on everything else")
-      ->check(train_gpt::rate)
+      ->check(train_gpt::finite_rate)
       ->capture_default_str();
   app.add_option("--sequences", how.sequences, "a step, of all workers together")
       ->check(train_gpt::one_or_more)

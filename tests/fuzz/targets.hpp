@@ -2,6 +2,8 @@
 // again as the same, or the error that they promise. Anything else ends the program.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -16,10 +18,11 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/checkpoint.hpp"
 #include "mfsdp/checkpoint/file.hpp"
 #include "mfsdp/checkpoint/manifest.hpp"
 #include "mfsdp/checkpoint/safetensors.hpp"
-#include "mfsdp/plan_text.hpp"
+#include "mfsdp/mfsdp.hpp"
 
 namespace fuzz {
 
@@ -108,6 +111,17 @@ class source {
   std::string_view input_;
 };
 
+// A name for files, which are gone when the program ends.
+struct scratch {
+  explicit scratch(std::string_view name)
+      : path((std::filesystem::temp_directory_path() /
+              fmt::format("mfsdp-fuzz-{}-{}", name, ::getpid()))
+                 .string()) {}
+  ~scratch() { std::filesystem::remove_all(path); }
+
+  std::string path;
+};
+
 inline void write_file(const std::string& path, std::string_view bytes) {
   std::filesystem::remove(path);
   auto out = mfsdp::detail::file::create(path);
@@ -130,8 +144,8 @@ inline std::string read_arrays(const std::string& path) {
 
 // The input says which arrays a file and its manifest have, and how both are damaged afterwards.
 inline void checkpoint(std::string_view input) {
-  static const std::string path =
-      (std::filesystem::temp_directory_path() / fmt::format("mfsdp-fuzz-{}", ::getpid())).string();
+  static const scratch file("file");
+  const std::string& path = file.path;
   source from(input);
   mfsdp::manifest m;
   std::vector<mfsdp::safetensors_entry> entries;
@@ -188,12 +202,53 @@ inline void checkpoint(std::string_view input) {
   }
 }
 
+inline mfsdp::model_spec loaded_model() {
+  mfsdp::model_spec spec;
+  spec.unit("u").matrix("m", 4, 3).vector("v", 5).vector("f", 2, {.frozen = true});
+  return spec;
+}
+
+// The input is the manifest up to its checksum, of a checkpoint whose files are those of the model
+// that loads it. It is refused, or the model has the values that were saved.
+inline void load(std::string_view input) {
+  static const scratch root("load");
+  static mfsdp::sharded_model model{loaded_model(), mfsdp::self{}, mfsdp::owner_placement{},
+                                    mfsdp::adamw{}};
+  const auto initialize = [&](float scale) {
+    model.initialize([&](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t first) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = scale * (1 + static_cast<float>(first) + static_cast<float>(i));
+      }
+    });
+  };
+  static const std::string path = [&] {
+    initialize(1);
+    return mfsdp::save(model, root.path) + "/manifest.json";
+  }();
+
+  const std::string text = std::string(input) + mfsdp::detail::manifest_end(input);
+  write_file(path, text);
+  initialize(-1);
+  try {
+    static_cast<void>(mfsdp::load(model, root.path));
+  } catch (const mfsdp::checkpoint_error&) {
+    return;
+  }
+  const auto weights = model.acquire(model.forward_order().front(), mfsdp::pass::evaluate);
+  for (std::size_t t = 0; t < weights.pointers().size(); ++t) {
+    for (std::size_t i = 0; i < weights[t].flat().size(); ++i) {
+      require(weights[t].flat()[i] == 1 + static_cast<float>(i), "the values are those saved");
+    }
+  }
+}
+
 struct target {
   std::string_view name;
   void (*run)(std::string_view input);
 };
 
-inline constexpr std::array targets{target{"checkpoint", checkpoint}, target{"manifest", manifest},
-                                    target{"plan", plan}, target{"safetensors", safetensors}};
+inline constexpr std::array targets{target{"checkpoint", checkpoint}, target{"load", load},
+                                    target{"manifest", manifest}, target{"plan", plan},
+                                    target{"safetensors", safetensors}};
 
 }  // namespace fuzz

@@ -1,4 +1,4 @@
-"""safetensors_test.py <program>: files of this library open in the Python package safetensors with
+"""safetensors_test.py <safetensors> <model>: files of this library open in the Python package safetensors with
 equal values, and its files here. Exit status 77 if the packages are missing."""
 
 import importlib.util
@@ -19,7 +19,7 @@ except ImportError as missing:
     print(f"SKIPPED: {missing}; ./dev interop installs what this test needs")
     sys.exit(SKIPPED)
 
-program = sys.argv[1]
+program, model_program = sys.argv[1:]
 
 
 def check(condition, what):
@@ -119,6 +119,33 @@ def theirs_opens_here(folder):
     check(raw(copy) == raw(path), "beside float")
 
 
+def models_open_there(folder):
+    """An exported model, one in several files with an index, and the parameters of a checkpoint."""
+    subprocess.run([model_program, folder], check=True)
+    expected = {
+        "block.up": ("BF16", (6, 4), bfloat16(known(24))),
+        "block.norm": ("BF16", (5,), bfloat16(known(5))),
+        "block.fixed": ("BF16", (3,), bfloat16(known(3))),
+        "head.table": ("BF16", (3, 2, 2), bfloat16(known(12))),
+    }
+    check(raw(folder / "model.safetensors") == expected, "an exported model has its values")
+
+    index = json.loads((folder / "several/model.safetensors.index.json").read_text())
+    check(index["metadata"]["total_size"] == 2 * 44, "the index has the bytes of all arrays")
+    found = {}
+    for name in set(index["weight_map"].values()):
+        arrays = raw(folder / "several" / name)
+        check(all(index["weight_map"][a] == name for a in arrays), "the index says where each is")
+        found |= arrays
+    check(len(set(index["weight_map"].values())) > 1, "there are several files")
+    check(found == expected, "a model in several files has its values")
+
+    found = {}
+    for path in (folder / "run/step-000000000000").glob("parameters-*.safetensors"):
+        found |= raw(path)
+    check(found == expected, "the parameters of a checkpoint have the names of their tensors")
+
+
 def both_refuse(folder):
     """What their parser refuses, ours refuses."""
     path = folder / "damaged.safetensors"
@@ -148,5 +175,6 @@ def both_refuse(folder):
 with tempfile.TemporaryDirectory() as name:
     seen = ours_opens_there(pathlib.Path(name))
     theirs_opens_here(pathlib.Path(name))
+    models_open_there(pathlib.Path(name))
     both_refuse(pathlib.Path(name))
 print(f"equal values in both directions, safetensors {safetensors.__version__}, {seen}")
