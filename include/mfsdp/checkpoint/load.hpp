@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -102,25 +100,22 @@ class model_loader {
  private:
   template <class Stored, class T>
   void fill_from(const held_part& part, std::span<T> values) {
-    using word = std::conditional_t<sizeof(Stored) == 2, std::uint16_t, std::uint32_t>;
     const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(Stored));
     const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
-    std::vector<word> words(room);
-    std::vector<T> host(room);
+    std::vector<Stored> stored(room);
+    std::vector<T> converted(std::same_as<Stored, T> ? 0 : room);
     for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
-      const std::span<word> read = slice(std::span(words), 0, count);
-      const std::span<T> converted = slice(std::span(host), 0, count);
+      const std::span<Stored> read = slice(std::span(stored), 0, count);
       reader_.read(matched_.arrays[part.array], part.first + at, read);
-      checksums_[part.array] += bits_hash_of<word>(std::as_bytes(read), part.first + at);
-      std::ranges::transform(read, converted.begin(), [](word bits) {
-        const Stored value = std::bit_cast<Stored>(bits);
-        if constexpr (std::same_as<Stored, T>) {
-          return value;
-        } else {
-          return T(static_cast<float>(value));
-        }
-      });
-      model_.write(std::span<const T>(converted), slice(values, at, count));
+      checksums_[part.array] += bits_hash_of(std::as_bytes(read), part.first + at, sizeof(Stored));
+      if constexpr (std::same_as<Stored, T>) {
+        model_.write(std::span<const T>(read), slice(values, at, count));
+      } else {
+        const std::span<T> out = slice(std::span(converted), 0, count);
+        std::ranges::transform(read, out.begin(),
+                               [](Stored value) { return T(static_cast<float>(value)); });
+        model_.write(std::span<const T>(out), slice(values, at, count));
+      }
     });
   }
 
@@ -162,6 +157,7 @@ template <class Model>
 // a number for each array is gathered.
 template <class Model>
 loaded load(Model& model, const std::string& root, const load_options& options = {}) {
+  model.require_restorable("load");
   const detail::gather_numbers of_site = [&](const auto& own, std::string_view label) {
     return model.gather(own, label);
   };

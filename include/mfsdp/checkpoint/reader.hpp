@@ -40,10 +40,10 @@ class checkpoint_reader {
     for (const stored_tensor& tensor : stored.tensors) tensors_.emplace(tensor.name, &tensor);
   }
 
-  // Elements first, first + 1, ... of an array, as many as `values` has. Word is as wide as the
-  // type that is stored.
-  template <class Word>
-  void read(std::size_t array, index_t first, std::span<Word> values) {
+  // Elements first, first + 1, ... of an array, as many as `values` has. T is as wide as the type
+  // that is stored.
+  template <class T>
+  void read(std::size_t array, index_t first, std::span<T> values) {
     const stored_array& from = stored_.arrays[array];
     const index_t end = first + std::ssize(values);
     auto part = std::ranges::upper_bound(from.parts, first, {}, &stored_part::first) - 1;
@@ -51,7 +51,7 @@ class checkpoint_reader {
       const index_t count = std::min(end, part->first + part->count) - at;
       const safetensors_file& file = open(part->file);
       file.read(entry_of(file, from, *part), at - part->first, slice(values, at - first, count));
-      bytes_ += count * static_cast<index_t>(sizeof(Word));
+      bytes_ += count * static_cast<index_t>(sizeof(T));
       at += count;
     }
   }
