@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "arguments.hpp"
 #include "choices.hpp"
 #include "engines.hpp"
 #include "report.hpp"
@@ -138,7 +139,8 @@ int main(int argc, char** argv) {
                  "what ranks are: threads, or processes under mpirun (mpi)")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();
-  app.add_option("--ranks", ranks, "how many; 4 threads, or as many as mpirun has started");
+  app.add_option("--ranks", ranks, "how many; 4 threads, or as many as mpirun has started")
+      ->check(one_or_more);
   app.add_option("--placement", how.placement, "who holds what")
       ->check(CLI::IsMember({"owner", "rows", "replicated"}))
       ->capture_default_str();
@@ -148,35 +150,48 @@ int main(int argc, char** argv) {
                  fmt::format("for the hidden matrices: {}; AdamW updates the rest. Presets:{}",
                              optimizer_names, presets))
       ->capture_default_str();
-  app.add_option("--steps", how.steps, "training steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--steps", how.steps, "training steps")->check(one_or_more)->capture_default_str();
   app.add_option("--stop-after", how.stop_after, "steps to take of the schedule; 0 for all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(none_or_more)
       ->capture_default_str();
   app.add_option("--sequences", how.sequences, "sequences a step, of all ranks together")
-      ->check(CLI::PositiveNumber)
+      ->check(one_or_more)
       ->capture_default_str();
-  app.add_option("--layers", how.shape.layers, "transformer blocks")->capture_default_str();
-  app.add_option("--heads", how.shape.heads, "attention heads")->capture_default_str();
-  app.add_option("--width", how.shape.width, "model width")->capture_default_str();
-  app.add_option("--context", how.shape.context, "characters a sequence")->capture_default_str();
+  app.add_option("--layers", how.shape.layers, "transformer blocks")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--heads", how.shape.heads, "attention heads")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--width", how.shape.width, "model width")
+      ->check(one_or_more)
+      ->capture_default_str();
+  app.add_option("--context", how.shape.context, "characters a sequence")
+      ->check(one_or_more)
+      ->capture_default_str();
   app.add_option("--seed", how.seed, "of initial values and data order")->capture_default_str();
   app.add_option("--matrix-rate", how.matrix_rate,
-                 "learning rate of the hidden matrices, unless adamw has them");
+                 "learning rate of the hidden matrices, unless adamw has them")
+      ->check(rate);
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's learning rate")
+      ->check(rate)
       ->capture_default_str();
   app.add_option("--clip", how.clip, "largest global gradient norm, 0 for none")
+      ->check(rate)
       ->capture_default_str();
-  app.add_option("--prefetch", how.prefetch, "units gathered ahead")->capture_default_str();
+  app.add_option("--prefetch", how.prefetch, "units gathered ahead")
+      ->check(none_or_more)
+      ->capture_default_str();
   app.add_option("--validate-every", how.validate_every, "steps between validations, 0 for none")
+      ->check(none_or_more)
       ->capture_default_str();
   app.add_option("--sample", how.sample, "characters to generate at the end")
+      ->check(none_or_more)
       ->capture_default_str();
   auto* const checkpoint = app.add_option("--checkpoint", how.checkpoint, "folder of checkpoints");
   app.add_option("--save-every", how.save_every,
                  "steps between checkpoints, with one at the end; 0 for none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(none_or_more)
       ->needs(checkpoint)
       ->capture_default_str();
   app.add_flag("--resume", how.resume, "go on from the latest checkpoint, if there is one")

@@ -18,6 +18,7 @@
 #include "mfsdp/exchange_report.hpp"
 #include "report.hpp"
 #include "study.hpp"
+#include "train_gpt/arguments.hpp"
 
 namespace {
 
@@ -267,27 +268,34 @@ int main(int argc, char** argv) {
   app.add_option("--method", name, "what one run trains with; a wrong name lists them")
       ->capture_default_str();
   app.add_option("--workers", workers, "sites of one rank each")
-      ->check(CLI::PositiveNumber)
+      ->check(train_gpt::one_or_more)
       ->capture_default_str();
   app.add_option("--steps", how.steps, "a multiple of the period")
-      ->check(CLI::PositiveNumber)
+      ->check(train_gpt::one_or_more)
       ->capture_default_str();
   app.add_option("--period", how.period, "steps between two meetings")
-      ->check(CLI::PositiveNumber)
+      ->check(train_gpt::one_or_more)
       ->capture_default_str();
   app.add_option("--rank", how.rank, "of what is low-rank")
-      ->check(CLI::PositiveNumber)
+      ->check(train_gpt::one_or_more)
       ->capture_default_str();
-  app.add_option("--rate", how.rate,
-                 "learning rate of the matrices; the method's own if not given");
+  app.add_option("--rate", how.rate, "learning rate of the matrices; the method's own if not given")
+      ->check(train_gpt::rate);
   app.add_option("--elementwise-rate", how.elementwise_rate, "AdamW's, on everything else")
+      ->check(train_gpt::rate)
       ->capture_default_str();
   app.add_option("--sequences", how.sequences, "a step, of all workers together")
-      ->check(CLI::PositiveNumber)
+      ->check(train_gpt::one_or_more)
       ->capture_default_str();
-  app.add_option("--width", how.shape.width, "model width")->capture_default_str();
-  app.add_option("--layers", how.shape.layers, "transformer blocks")->capture_default_str();
-  app.add_option("--context", how.shape.context, "characters a sequence")->capture_default_str();
+  app.add_option("--width", how.shape.width, "model width")
+      ->check(train_gpt::one_or_more)
+      ->capture_default_str();
+  app.add_option("--layers", how.shape.layers, "transformer blocks")
+      ->check(train_gpt::one_or_more)
+      ->capture_default_str();
+  app.add_option("--context", how.shape.context, "characters a sequence")
+      ->check(train_gpt::one_or_more)
+      ->capture_default_str();
   app.add_option("--seed", how.seed, "of initial values and data order")->capture_default_str();
   app.add_option("--json", json_path, "write the figures of one run to this file");
   app.add_option("--demo", demo_folder, "every method once: a table, a picture, figures")

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/fnv1a.hpp"
 #include "mfsdp/plan.hpp"
 #include "mfsdp/plan_layout.hpp"
 #include "mfsdp/planner.hpp"
@@ -107,6 +108,7 @@ class plan_parser {
     try {
       parse_lines();
       require_units(result_.spec);
+      require_layout_size();
     } catch (const spec_error& fault) {
       reader_.fail(fault.what());
     }
@@ -197,7 +199,12 @@ class plan_parser {
     } else {
       reader_.fail(fmt::format("'{}' with {} extents is no tensor", role, extents.size()));
     }
-    const index_t items = result_.spec.tensors().back().matrices();
+    const tensor_spec& tensor = result_.spec.tensors().back();
+    if (tensor.elements() > std::numeric_limits<index_t>::max() / 2 - elements_) {
+      reader_.fail("the model has too many elements to count");
+    }
+    elements_ += tensor.elements();
+    const index_t items = tensor.matrices();
     for (index_t position = 0; position < items; ++position) parse_item(position);
   }
 
@@ -207,6 +214,8 @@ class plan_parser {
         make_item(result_.spec, result_.spec.tensors().size() - 1, position));
     item.update_flops = reader_.number();
     item.resident_bytes = reader_.number();
+    add_cost(total_.update_flops, item.update_flops, item);
+    add_cost(total_.resident_bytes, item.resident_bytes, item);
     std::vector<segment>& segments = result_.segments.emplace_back();
     while (reader_.has_word()) segments.push_back(reader_.rank_segment(result_.ranks));
     if (!result_.replicated) {
@@ -216,8 +225,28 @@ class plan_parser {
     }
   }
 
+  // A layout has an entry for each rank and group, and for each rank and replicated item: a short
+  // text could ask for any amount of memory.
+  void require_layout_size() const {
+    constexpr index_t most_bytes = index_t{512} << 20;
+    index_t groups = std::ssize(result_.spec.units());
+    for (const unit_spec& unit : result_.spec.units()) groups += std::ssize(unit.tensors);
+    groups -= std::ssize(result_.spec.tensors());  // tied tensors may be groups of their own
+    const index_t items = result_.replicated ? std::ssize(result_.items) : 0;
+    constexpr index_t of_item = sizeof(local_segment) + 2 * sizeof(piece);
+    const index_t bytes =
+        result_.ranks * (groups * 2 * static_cast<index_t>(sizeof(index_t)) + items * of_item);
+    if (bytes > most_bytes) {
+      reader_.fail(
+          fmt::format("the layout of {} ranks would take {} MiB; more than {} are not read",
+                      result_.ranks, bytes >> 20, most_bytes >> 20));
+    }
+  }
+
   plan_reader reader_;
   plan result_;
+  placement_item total_;  // its costs are those of all items
+  index_t elements_ = 0;
   std::vector<model_spec::unit_builder> units_;
 };
 
@@ -270,7 +299,8 @@ class plan_parser {
   return text;
 }
 
-// The plan that to_text wrote. Errors: plan_error with the line number for any other text.
+// The plan that to_text wrote. Errors: plan_error with the line number for any other text, and for
+// a plan whose layout would take more than 512 MiB.
 [[nodiscard]] inline plan parse_plan(std::string_view text) {
   plan result = detail::plan_parser(text).parse();
   const std::string canonical = to_text(result);
@@ -282,17 +312,6 @@ class plan_parser {
   }
   return result;
 }
-
-namespace detail {
-
-// FNV-1a, 64 bits.
-[[nodiscard]] inline std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t value = 14695981039346656037u;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return value;
-}
-
-}  // namespace detail
 
 // Plans are equal if their texts are; a hash to compare across ranks and runs.
 [[nodiscard]] inline std::uint64_t plan_hash(const plan& p) {

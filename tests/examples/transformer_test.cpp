@@ -17,6 +17,8 @@
 
 #include "../../examples/train_gpt/text.hpp"
 
+namespace transformer_test {
+
 namespace {
 
 using namespace train_gpt;
@@ -321,3 +323,5 @@ TEST_CASE("a file that cannot be trained on is refused with a reason") {
   has(message_of<std::runtime_error>([&] { load_text(path, 16); }), "cannot read");
   has(message_of<std::runtime_error>([&] { load_text(path.parent_path(), 16); }), "cannot read");
 }
+
+}  // namespace transformer_test

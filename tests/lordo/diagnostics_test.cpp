@@ -5,6 +5,8 @@
 #include "lordo/lordo.hpp"
 #include "support/site_training.hpp"
 
+namespace diagnostics_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -64,3 +66,5 @@ TEST_CASE("means, and nothing to say without low rank") {
   CHECK(two.mean(&lordo::basis_state::movement) == 0.5);
   CHECK(lordo::to_text({}).empty());
 }
+
+}  // namespace diagnostics_test

@@ -8,6 +8,8 @@
 
 #include "support/mixing.hpp"
 
+namespace exchange_report_test {
+
 using namespace mfsdp;
 
 TEST_CASE("a report from shapes is what a run exchanges, but for the counts of sites") {
@@ -83,3 +85,5 @@ TEST_CASE("at 720M, rank 256 and a period of 32: an eighth of low-rank DDP, a tw
       2 * others;
   CHECK(2 * matrices / moments == 8);
 }
+
+}  // namespace exchange_report_test

@@ -16,6 +16,8 @@
 #include "support/elastic_training.hpp"
 #include "support/every_rule.hpp"
 
+namespace join_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 
@@ -124,3 +126,5 @@ TEST_CASE("a newcomer starts without the feedback of the site that it takes from
     for (const member_failure& failure : failures) FAIL_CHECK(failure.what);
   }
 }
+
+}  // namespace join_test

@@ -1,6 +1,8 @@
 // Every placement with every rule on threads, and every rule between sites of owners.
 #include "support/mixing.hpp"
 
+namespace mixing_test {
+
 TEST_CASE("every legal cell trains as a plain loop does, bit for bit") {
   for (const int ranks : {1, 3}) {
     CAPTURE(ranks);
@@ -16,3 +18,5 @@ TEST_CASE("sites of owners train as single workers do, bit for bit") {
         [&](auto comm) { mfsdp_test::check_sites(comm, ranks); });
   }
 }
+
+}  // namespace mixing_test

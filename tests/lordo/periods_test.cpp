@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+namespace periods_test {
+
 using lordo::sync_periods;
 
 TEST_CASE("moments meet with the parameters unless they have a period of their own") {
@@ -57,3 +59,5 @@ TEST_CASE("periods that make no sense are refused by name") {
   CHECK_THROWS_WITH_AS((sync_periods{.stagger = -1}.check("rule")),
                        doctest::Contains("periods.stagger is -1"), mfsdp::spec_error);
 }
+
+}  // namespace periods_test

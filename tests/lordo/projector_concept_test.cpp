@@ -7,6 +7,8 @@
 #include "support/archetypes.hpp"
 #include "support/projector_archetypes.hpp"
 
+namespace projector_concept_test {
+
 namespace {
 
 using namespace archetype;
@@ -60,3 +62,5 @@ static_assert(!Projects<mutable_signal>);
 static_assert(!Projects<returning_basis>);
 
 }  // namespace
+
+}  // namespace projector_concept_test

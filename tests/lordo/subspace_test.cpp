@@ -11,6 +11,8 @@
 #include "mfsdp/backend/eigen.hpp"
 #include "support/one_matrix.hpp"
 
+namespace subspace_test {
+
 using namespace lordo;
 using mfsdp_test::wavy_matrix;
 
@@ -189,3 +191,5 @@ TEST_CASE("a rotated second moment is that of rotated independent numbers") {
   CHECK(turned.v[0] == doctest::Approx(first).epsilon(0.03));
   CHECK(turned.v[5] == doctest::Approx(second).epsilon(0.03));
 }
+
+}  // namespace subspace_test

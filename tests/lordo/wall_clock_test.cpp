@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+namespace wall_clock_test {
+
 TEST_CASE("a ring's all-reduce, and none alone") {
   constexpr lordo::site_link link{"", 1e9, 0.25};
   CHECK(lordo::all_reduce_seconds(1e9, 1, link) == 0);
@@ -20,3 +22,5 @@ TEST_CASE("a step computes, and has its share of a meeting: bytes and one latenc
 TEST_CASE("6 N operations a token") {
   CHECK(lordo::compute_seconds(1e9, 1e6, 1e15, 0.5) == doctest::Approx(12));
 }
+
+}  // namespace wall_clock_test

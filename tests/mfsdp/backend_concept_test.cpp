@@ -4,6 +4,8 @@
 #include "mfsdp/concepts.hpp"
 #include "support/archetypes.hpp"
 
+namespace backend_concept_test {
+
 namespace {
 
 using namespace archetype;
@@ -79,3 +81,5 @@ static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multipl
 static_assert(!Backend<composed<backend<>, not_copyable>>);
 
 }  // namespace
+
+}  // namespace backend_concept_test

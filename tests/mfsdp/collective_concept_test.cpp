@@ -4,6 +4,8 @@
 
 #include "mfsdp/concepts.hpp"
 
+namespace collective_concept_test {
+
 namespace {
 
 using mfsdp::AllGather, mfsdp::AllReduce, mfsdp::Collective, mfsdp::deadline, mfsdp::piece;
@@ -173,3 +175,5 @@ static_assert(!AllReduce<composed<base, reduce_returns_nothing>, float>);
 static_assert(!AllReduce<composed<base, reduce_writes_full>, float>);
 
 }  // namespace
+
+}  // namespace collective_concept_test

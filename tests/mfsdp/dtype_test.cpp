@@ -10,6 +10,8 @@
 #include <random>
 #include <type_traits>
 
+namespace dtype_test {
+
 using mfsdp::bfloat16, mfsdp::float16;
 
 namespace {
@@ -184,3 +186,5 @@ TEST_CASE(
   static_assert(mfsdp::type_name<float>() == "fp32" && mfsdp::type_name<bfloat16>() == "bf16" &&
                 mfsdp::type_name<float16>() == "fp16");
 }
+
+}  // namespace dtype_test

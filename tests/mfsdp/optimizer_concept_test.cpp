@@ -7,6 +7,8 @@
 #include "mfsdp/concepts.hpp"
 #include "support/archetypes.hpp"
 
+namespace optimizer_concept_test {
+
 namespace {
 
 using mfsdp::Optimizer;
@@ -92,3 +94,5 @@ static_assert(!Updates<mutable_update>);
 static_assert(!Updates<returning_update>);
 
 }  // namespace
+
+}  // namespace optimizer_concept_test

@@ -12,6 +12,8 @@
 #include "mfsdp/placement/owner.hpp"
 #include "mfsdp/planner.hpp"
 
+namespace optimizer_options_test {
+
 using namespace mfsdp;
 
 static_assert(gathered<soap>::squares_gradient && !gathered<muon>::squares_gradient);
@@ -40,3 +42,5 @@ TEST_CASE("options that make no sense are refused with the name of their optimiz
   CHECK(refused(gathered{soap{.frequency = 0}}, "soap: frequency 0"));
   CHECK(refused(muon{}, "accepted"));
 }
+
+}  // namespace optimizer_options_test

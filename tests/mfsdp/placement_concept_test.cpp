@@ -9,6 +9,8 @@
 #include "mfsdp/placement/replicated.hpp"
 #include "mfsdp/placement/rows.hpp"
 
+namespace placement_concept_test {
+
 namespace placement_kinds {
 
 using items = std::span<const mfsdp::placement_item>;
@@ -80,3 +82,5 @@ TEST_CASE("the placements of the library model Placement") {
   CHECK(!mfsdp::row_placement::whole_matrices);
   CHECK(mfsdp::replicated_placement::replicated);
 }
+
+}  // namespace placement_concept_test

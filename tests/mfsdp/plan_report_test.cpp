@@ -12,7 +12,9 @@
 #include "mfsdp/placement/rows.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
-#include "plan_fakes.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace plan_report_test {
 
 namespace {
 
@@ -118,3 +120,5 @@ TEST_CASE("an optimizer that gathers matrices costs every rank its whole update 
   for (const mfsdp::index_t flops : loads.update_flops) CHECK(flops == gathering{}.flops({8, 4}));
   CHECK(to_text(mfsdp::parse_plan(to_text(p))) == to_text(p));
 }
+
+}  // namespace plan_report_test

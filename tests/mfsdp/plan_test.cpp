@@ -19,7 +19,9 @@
 #include "mfsdp/placement/rows.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
-#include "plan_fakes.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace plan_test {
 
 using mfsdp::index_t;
 using mfsdp::make_plan;
@@ -396,3 +398,36 @@ TEST_CASE("malformed text is refused with its line") {
   CHECK(fault("end\n", "end\nmore\n") == "plan text, line 13: not as to_text writes it");
   CHECK_THROWS_AS((void)mfsdp::parse_plan(""), plan_error);
 }
+
+TEST_CASE("a text cannot ask for more memory or larger numbers than a plan can have") {
+  const auto fault = [](const std::string& text) {
+    try {
+      (void)mfsdp::parse_plan(text);
+    } catch (const plan_error& refused) {
+      return std::string(refused.what());
+    }
+    return std::string("accepted");
+  };
+  const auto text_of = [](index_t ranks, std::string_view placement, int tensors, index_t elements,
+                          index_t flops) {
+    std::string text =
+        fmt::format("mfsdp plan 1\nranks {}\nplacement {}\nbytes 4 4 4 0 4\noptimizer a\nunit u\n",
+                    ranks, placement);
+    for (int t = 0; t < tensors; ++t) {
+      text += fmt::format("tensor u t{} vector 0 1 {}\nitem {} 0\n", t, elements, flops);
+    }
+    return text + "end\n";
+  };
+  CHECK(fault(text_of(3, "replicated p", 2, 5, 7)) == "accepted");
+  CHECK(
+      fault(text_of(1 << 20, "replicated p", 20, 1, 0)) ==
+      "plan text, line 47: the layout of 1048576 ranks would take 2256 MiB; more than 512 are not "
+      "read");
+  const index_t largest = std::numeric_limits<index_t>::max();
+  CHECK(fault(text_of(1, "replicated p", 40, largest / 64, 0)) ==
+        "plan text, line 71: the model has too many elements to count");
+  CHECK(fault(text_of(1, "replicated p", 2, 5, largest))
+            .starts_with("plan text, line 10: tensor 'u.t1': a cost of 9223372036854775807"));
+}
+
+}  // namespace plan_test

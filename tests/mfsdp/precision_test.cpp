@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+namespace precision_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -97,3 +99,5 @@ TEST_CASE("the mean over elements, and that over steps, is the value") {
       std::abs(mean([](index_t i) { return rounding_bits(rounding_stream{7, 1, 0, i}.key(), 5); }) -
                static_cast<double>(value)) < tolerance);
 }
+
+}  // namespace precision_test

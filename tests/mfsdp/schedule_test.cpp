@@ -7,6 +7,8 @@
 #include <limits>
 #include <numbers>
 
+namespace schedule_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -106,3 +108,5 @@ TEST_CASE("options without a meaning are refused") {
       "a cool-down of 4 steps does not fit behind 2 steps of warm-up into a run of 5", spec_error);
   CHECK_NOTHROW(stable_decay_schedule({.steps = 5, .warmup = 2}, 3));
 }
+
+}  // namespace schedule_test

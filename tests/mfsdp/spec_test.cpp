@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+namespace spec_test {
+
 using mfsdp::model_spec;
 using mfsdp::spec_error;
 
@@ -159,3 +161,5 @@ TEST_CASE("a tied name needs a tensor declared before it") {
                        "tensor 'u.t' is tied to 'u.later', which is not declared before it",
                        spec_error);
 }
+
+}  // namespace spec_test

@@ -19,6 +19,7 @@
 #include "mfsdp/checkpoint/json.hpp"
 #include "mfsdp/checkpoint/safetensors.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/fnv1a.hpp"
 #include "mfsdp/spec.hpp"
 #include "mfsdp/view.hpp"
 
@@ -151,16 +152,23 @@ void add_list(std::string& text, std::string_view name, const std::vector<T>& el
   text += "]";
 }
 
+// The end of a manifest, for the text before it: a sum over it, so that no bit changes unnoticed.
+[[nodiscard]] inline std::string manifest_end(std::string_view text) {
+  return fmt::format(",\n \"checksum\": \"{:016x}\"\n}}\n", fnv1a(text));
+}
+
 // Checks one manifest; each function one kind of entry.
 class manifest_parser {
  public:
-  manifest_parser(const json& root, std::string_view where) : root_(root, where) {}
+  manifest_parser(const json& root, std::string_view text, std::string_view where)
+      : root_(root, where), text_(text) {}
 
   manifest parse() {
     require_format();
+    require_whole_text();
     root_.require_members({"format", "version", "step", "plan_hash", "ranks", "replicas", "site",
                            "sites", "placement", "precision", "rounding_seed", "rules", "files",
-                           "tensors", "arrays", "trainer"});
+                           "tensors", "arrays", "trainer", "checksum"});
     result_.step = root_["step"].integer(0, std::numeric_limits<std::int64_t>::max());
     result_.plan_hash = root_["plan_hash"].line();
     result_.ranks = static_cast<int>(root_["ranks"].integer(1, most_ranks));
@@ -197,6 +205,15 @@ class manifest_parser {
     if (version != manifest_version) {
       root_["version"].fail(fmt::format("is {}; this library reads {}: use the one that wrote it",
                                         version, manifest_version));
+    }
+  }
+
+  void require_whole_text() const {
+    const std::size_t length = manifest_end("").size();
+    const std::string_view before = text_.substr(0, text_.size() - std::min(length, text_.size()));
+    if (text_.substr(before.size()) != manifest_end(before)) {
+      root_.fail(
+          "is not what was written, by its checksum: the file is damaged; take another checkpoint");
     }
   }
 
@@ -357,6 +374,7 @@ class manifest_parser {
   };
 
   json_field root_;
+  std::string_view text_;
   manifest result_;
   std::set<std::string> file_names_;
   std::vector<std::int64_t> unclaimed_;  // bytes of each file that no part has been given
@@ -372,7 +390,7 @@ class manifest_parser {
 [[nodiscard]] inline manifest parse_manifest(std::string_view text,
                                              std::string_view where = "manifest") {
   const detail::json root = detail::parse_json(text, detail::manifest_limits, where);
-  return detail::manifest_parser(root, where).parse();
+  return detail::manifest_parser(root, text, where).parse();
 }
 
 // The manifest as JSON. Errors: checkpoint_error if parse_manifest would refuse it.
@@ -417,7 +435,7 @@ class manifest_parser {
                    {"checksum", fmt::format("{:016x}", array.checksum)},
                    {"parts", std::move(parts)}};
   });
-  text += "\n}\n";
+  text += manifest_end(text);
   static_cast<void>(parse_manifest(text, "this manifest cannot be written"));
   return text;
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/fnv1a.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"

@@ -14,6 +14,8 @@
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
+namespace averaged_test {
+
 using namespace mfsdp;
 using lordo::averaged;
 using lordo::exchange_low_rank;
@@ -85,3 +87,5 @@ TEST_CASE("averaged rules refuse what their parts refuse, and show their options
       averaged{.inner = adamw{}, .exchange = exchange_low_rank{.rank = 2}}.options()};
   CHECK(texts.size() == 4);
 }
+
+}  // namespace averaged_test

@@ -14,6 +14,8 @@
 #include "support/golden.hpp"
 #include "support/site_gradients.hpp"
 
+namespace exchange_test {
+
 using namespace mfsdp;
 using lordo::averaged;
 using lordo::exchange_low_rank;
@@ -249,3 +251,5 @@ TEST_CASE("an outer momentum takes the mean of low rank as it takes that of full
   CHECK(relative_distance(run(exchange_low_rank{.rank = 2, .feedback = false}),
                           run(lordo::exchange_full{})) < 1e-12);
 }
+
+}  // namespace exchange_test

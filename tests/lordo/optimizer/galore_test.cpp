@@ -19,6 +19,8 @@
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
+namespace galore_test {
+
 using namespace lordo;
 using mfsdp_test::mean_of;
 using mfsdp_test::relative_distance;
@@ -196,3 +198,5 @@ TEST_CASE("galore refuses options that make no sense, and shows those that matte
   texts.insert(galore<power_step>{}.options());
   CHECK(texts.size() == rules.size() + 1);
 }
+
+}  // namespace galore_test

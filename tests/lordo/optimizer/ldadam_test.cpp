@@ -18,6 +18,8 @@
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
+namespace ldadam_test {
+
 using namespace lordo;
 using mfsdp_test::mean_of;
 using mfsdp_test::relative_distance;
@@ -195,3 +197,5 @@ TEST_CASE("ldadam refuses options that make no sense, and shows those that matte
   texts.insert(ldadam<random_projection>{}.options());
   CHECK(texts.size() == rules.size() + 1);
 }
+
+}  // namespace ldadam_test

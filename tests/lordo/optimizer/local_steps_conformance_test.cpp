@@ -5,6 +5,8 @@
 #include "support/local_steps_rules.hpp"
 #include "support/one_site.hpp"
 
+namespace local_steps_conformance_test {
+
 using mfsdp_test::local_matrices, mfsdp_test::local_pieces, mfsdp_test::on_one_site;
 
 TEST_CASE("local steps conform around rules of pieces and of matrices") {
@@ -12,3 +14,5 @@ TEST_CASE("local steps conform around rules of pieces and of matrices") {
   mfsdp_test::optimizer_conformance(on_one_site{local_matrices(2, true)});
   mfsdp_test::optimizer_conformance(on_one_site{local_matrices(2, false)});
 }
+
+}  // namespace local_steps_conformance_test

@@ -19,6 +19,8 @@
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
+namespace local_steps_test {
+
 using namespace mfsdp;
 using lordo::exchange_low_rank;
 using lordo::local_steps;
@@ -265,3 +267,5 @@ TEST_CASE("local steps refuse options that make no sense, and show those that ma
   texts.insert(rules[8].options());
   CHECK(texts.size() == rules.size() + 2);
 }
+
+}  // namespace local_steps_test

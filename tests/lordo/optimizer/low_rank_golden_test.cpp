@@ -14,6 +14,8 @@
 #include "support/plain_sites.hpp"
 #include "support/singular.hpp"
 
+namespace low_rank_golden_test {
+
 using namespace lordo;
 using mfsdp_test::golden_case;
 
@@ -289,3 +291,5 @@ TEST_CASE("L: local, own bases, moments stay") {
   replay("L", rule);
   replay("L", rule, true);
 }
+
+}  // namespace low_rank_golden_test

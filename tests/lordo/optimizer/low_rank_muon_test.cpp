@@ -12,6 +12,8 @@
 #include "support/one_matrix.hpp"
 #include "support/quadratic_sites.hpp"
 
+namespace low_rank_muon_test {
+
 using namespace lordo;
 using namespace mfsdp_test;
 
@@ -136,3 +138,5 @@ TEST_CASE("at full size the rule is Muon without look-ahead") {
     CHECK(largest_difference(sites.parameter(), muon.parameter) < 1e-12);
   }
 }
+
+}  // namespace low_rank_muon_test

@@ -6,6 +6,8 @@
 
 #include "lordo/optimizer/low_rank.hpp"
 
+namespace low_rank_options_test {
+
 using namespace lordo;
 
 TEST_CASE("states are there where the options need them, all exact") {
@@ -141,3 +143,5 @@ TEST_CASE("arithmetic may be asked for before periods are checked") {
   const matrix_shape shape{6, 10};
   CHECK(low_rank_adam<>{.rank = 2, .periods = {.parameters = 0}}.flops(shape) > 0);
 }
+
+}  // namespace low_rank_options_test

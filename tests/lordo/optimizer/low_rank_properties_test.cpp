@@ -12,6 +12,8 @@
 #include "support/one_matrix.hpp"
 #include "support/quadratic_sites.hpp"
 
+namespace low_rank_properties_test {
+
 using namespace lordo;
 using namespace mfsdp_test;
 
@@ -515,3 +517,5 @@ TEST_CASE("a site sends r (q + q) + p q numbers a period, and p q at the first s
   problem.train(sites, 2, 3 * period - 1);
   CHECK(sites.exchanged() == 64 + 3 * (64 + 2 * 16));
 }
+
+}  // namespace low_rank_properties_test

@@ -8,6 +8,8 @@
 #include "lordo/projector/random.hpp"
 #include "support/quadratic_sites.hpp"
 
+namespace low_rank_random_test {
+
 using namespace lordo;
 using namespace mfsdp_test;
 
@@ -69,3 +71,5 @@ TEST_CASE("a local form with random bases is the same on all sites, too") {
   });
   CHECK(sites.exchanged() == 2 * 64);
 }
+
+}  // namespace low_rank_random_test

@@ -10,6 +10,8 @@
 #include "conformance/periodic.hpp"
 #include "support/quadratic_sites.hpp"
 
+namespace low_rank_test {
+
 using namespace lordo;
 
 TEST_CASE("the rule conforms") {
@@ -99,3 +101,5 @@ TEST_CASE("in float the rule does what it does in double, stagnation included") 
     CHECK((omega == 1 ? drift < 1e-3 : drift > 0.3));
   }
 }
+
+}  // namespace low_rank_test

@@ -12,6 +12,8 @@
 #include "support/one_matrix.hpp"
 #include "support/singular.hpp"
 
+namespace power_step_test {
+
 using namespace mfsdp_test;
 using lordo::index_t, lordo::matrix_shape, lordo::power_step;
 
@@ -114,3 +116,5 @@ TEST_CASE("what a signal of rank one says comes in, the rest of the old basis st
   }();
   CHECK(left_singular(overlap, {4, 4}).values[2] == doctest::Approx(1).epsilon(1e-4));
 }
+
+}  // namespace power_step_test

@@ -8,6 +8,8 @@
 
 #include "conformance/projector.hpp"
 
+namespace random_test {
+
 using namespace mfsdp_test;
 using lordo::index_t, lordo::matrix_shape, lordo::random_projection;
 
@@ -67,3 +69,5 @@ TEST_CASE("no direction is preferred") {
     }
   }
 }
+
+}  // namespace random_test

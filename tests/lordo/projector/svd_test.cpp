@@ -12,6 +12,8 @@
 #include "support/one_matrix.hpp"
 #include "support/singular.hpp"
 
+namespace svd_test {
+
 using namespace mfsdp_test;
 using lordo::index_t, lordo::matrix_shape, lordo::svd;
 
@@ -178,3 +180,5 @@ TEST_CASE("noise turns a larger basis further") {
     before = now.sine;
   }
 }
+
+}  // namespace svd_test

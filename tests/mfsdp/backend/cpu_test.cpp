@@ -5,6 +5,8 @@
 #include "conformance/backend.hpp"
 #include "support/allocations.hpp"
 
+namespace cpu_test {
+
 using namespace mfsdp;
 
 TEST_CASE("cpu_backend conforms") {
@@ -31,3 +33,5 @@ TEST_CASE("products of cpu_backend allocate nothing after a thread's first") {
   CHECK(mfsdp_test::allocations == before);
   CHECK(out.data()[7] == 500.0f);
 }
+
+}  // namespace cpu_test

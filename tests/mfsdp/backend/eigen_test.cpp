@@ -7,6 +7,8 @@
 
 #include "conformance/backend.hpp"
 
+namespace eigen_test {
+
 using namespace mfsdp;
 
 TEST_CASE("eigen_backend conforms") {
@@ -44,3 +46,5 @@ TEST_CASE("the sum of squares of floats is exact where doubles are") {
   backend.fill(ones.span(), 1.0f);
   CHECK(backend.sum_of_squares(ones.span()) == 16777217.0);
 }
+
+}  // namespace eigen_test

@@ -10,6 +10,8 @@
 
 #include "conformance/backend.hpp"
 
+namespace packed_product_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -175,3 +177,5 @@ TEST_CASE("an empty inner dimension gives beta c, and nothing is done for an emp
     CHECK(problem{3, 0, 4}.solve(kernel).empty());
   }
 }
+
+}  // namespace packed_product_test

@@ -15,6 +15,8 @@
 
 #include "support/checkpoint_files.hpp"
 
+namespace file_test {
+
 using checkpoint_files::put_bytes;
 using checkpoint_files::refusal_of;
 using checkpoint_files::temporary_folder;
@@ -174,3 +176,5 @@ TEST_CASE("folders are created once, renames replace files and no full folders")
           return mfsdp::detail::sync_folder(folder / "a"), 0;
         }).starts_with("cannot open '" + (folder / "a") + "': No such file"));
 }
+
+}  // namespace file_test

@@ -10,6 +10,8 @@
 
 #include "support/checkpoint_files.hpp"
 
+namespace json_test {
+
 using checkpoint_files::refusal_of;
 using mfsdp::detail::json;
 using mfsdp::detail::json_field;
@@ -151,3 +153,5 @@ TEST_CASE("a text that is not UTF-8 is not written") {
   CHECK(refusal_of([] { return mfsdp::detail::dump_json(json("a\xFF"), "f"); }) ==
         "f: a text is not UTF-8, which JSON has to be");
 }
+
+}  // namespace json_test

@@ -16,6 +16,8 @@
 
 #include "support/checkpoint_files.hpp"
 
+namespace safetensors_test {
+
 using checkpoint_files::put_bytes;
 using checkpoint_files::refusal_of;
 using checkpoint_files::temporary_folder;
@@ -308,3 +310,5 @@ TEST_CASE("a file cut off at any byte is refused") {
     CHECK((refusal == "") == (end == whole.size()));
   }
 }
+
+}  // namespace safetensors_test

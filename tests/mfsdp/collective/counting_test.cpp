@@ -8,6 +8,8 @@
 #include "mfsdp/collective/self.hpp"
 #include "mfsdp/collective/threads.hpp"
 
+namespace counting_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -81,3 +83,5 @@ TEST_CASE("traffic follows from the pieces and is what threads really read") {
 TEST_CASE("traffic of a part is a difference") {
   CHECK(traffic{5, 70, 80} - traffic{2, 30, 30} == traffic{3, 40, 50});
 }
+
+}  // namespace counting_test

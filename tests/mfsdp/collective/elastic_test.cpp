@@ -16,6 +16,8 @@
 
 #include "conformance/collective.hpp"
 
+namespace elastic_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 
@@ -433,3 +435,5 @@ TEST_CASE("members may wait for each other for ever") {
   });
   CHECK(failures.empty());
 }
+
+}  // namespace elastic_test

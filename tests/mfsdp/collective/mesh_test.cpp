@@ -6,6 +6,8 @@
 
 #include "mfsdp/collective/threads.hpp"
 
+namespace mesh_test {
+
 using namespace mfsdp;
 
 TEST_CASE("the axes that are not given are of one rank") {
@@ -58,3 +60,5 @@ struct site_of_no_collective : without_site {
 static_assert(!Mesh<without_site>);
 static_assert(!Mesh<site_of_no_collective>);
 }  // namespace
+
+}  // namespace mesh_test

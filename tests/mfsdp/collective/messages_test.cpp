@@ -3,6 +3,8 @@
 #include "conformance/collective.hpp"
 #include "support/local_wire.hpp"
 
+namespace messages_test {
+
 namespace {
 
 using mfsdp::travel;
@@ -491,3 +493,5 @@ TEST_CASE("errors of a group name ranks of the world") {
   CHECK(contains(what_of(thrown[2]), "'half'"));
   CHECK(contains(what_of(thrown[2]), "rank 2 reached its deadline waiting for rank 3"));
 }
+
+}  // namespace messages_test

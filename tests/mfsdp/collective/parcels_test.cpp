@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+namespace parcels_test {
+
 namespace {
 
 using mfsdp::index_t;
@@ -102,3 +104,5 @@ TEST_CASE("an all-reduce is shared out evenly, whoever holds the pieces") {
   CHECK(elements == expected);
   CHECK(mfsdp::detail::spread({}, 4).empty());
 }
+
+}  // namespace parcels_test

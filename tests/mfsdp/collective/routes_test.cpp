@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+namespace routes_test {
+
 namespace {
 
 using mfsdp::route;
@@ -150,3 +152,5 @@ TEST_CASE("estimates follow the most loaded link") {
   CHECK(seconds(travel::chain, one) == 1600);
   CHECK(seconds(travel::ring, {800}) == 0);
 }
+
+}  // namespace routes_test

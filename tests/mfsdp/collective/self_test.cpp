@@ -4,6 +4,8 @@
 
 #include "conformance/collective.hpp"
 
+namespace self_test {
+
 namespace {
 
 struct self_world {
@@ -17,3 +19,5 @@ TEST_CASE("self conforms") {
   self_world world;
   mfsdp_test::collective_conformance(world);
 }
+
+}  // namespace self_test

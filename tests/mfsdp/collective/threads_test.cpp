@@ -16,6 +16,8 @@
 
 #include "conformance/collective.hpp"
 
+namespace threads_test {
+
 using namespace mfsdp;
 using namespace std::chrono_literals;
 
@@ -626,3 +628,5 @@ TEST_CASE("random failures at random points") {
     }
   }
 }
+
+}  // namespace threads_test

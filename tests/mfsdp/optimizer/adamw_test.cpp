@@ -11,6 +11,8 @@
 #include "mfsdp/backend/eigen.hpp"
 #include "support/golden.hpp"
 
+namespace adamw_test {
+
 using namespace mfsdp;
 using mfsdp_test::relative_distance;
 
@@ -106,3 +108,5 @@ TEST_CASE("adamw at a step beyond 32 bits is past its bias correction") {
   const double expected = -1e-3 * 0.1 / (std::sqrt(1e-3) + 1e-8);
   CHECK(run.w[0] == doctest::Approx(expected).epsilon(1e-12));
 }
+
+}  // namespace adamw_test

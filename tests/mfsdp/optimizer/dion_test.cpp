@@ -12,6 +12,8 @@
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
 
+namespace dion_test {
+
 using namespace mfsdp;
 using mfsdp_test::one_matrix;
 using mfsdp_test::relative_distance;
@@ -163,3 +165,5 @@ TEST_CASE("every option of dion shows in its text") {
   for (const dion& rule : rules) texts.insert(rule.options());
   CHECK(texts.size() == rules.size());
 }
+
+}  // namespace dion_test

@@ -9,6 +9,8 @@
 
 #include "mfsdp/backend/eigen.hpp"
 
+namespace kernel_test {
+
 using namespace mfsdp;
 
 static_assert(nonnegative(2.0) == 1.0);
@@ -33,3 +35,5 @@ TEST_CASE("a condition on packets is what it is on scalars, wherever an element 
     REQUIRE(z[size / 2] == 1);
   }
 }
+
+}  // namespace kernel_test

@@ -11,6 +11,8 @@
 #include "mfsdp/optimizer/gathered.hpp"
 #include "mfsdp/optimizer/muon.hpp"
 
+namespace mixed_test {
+
 using namespace mfsdp;
 
 static_assert(std::is_same_v<decltype(mixed{muon{}, adamw{}}), mixed<muon, adamw>>);
@@ -63,3 +65,5 @@ TEST_CASE("rows of a gathered update do not depend on other rows of the paramete
   };
   CHECK(updated(1.0f) == updated(std::numeric_limits<float>::quiet_NaN()));
 }
+
+}  // namespace mixed_test

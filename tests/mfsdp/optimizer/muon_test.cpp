@@ -14,6 +14,8 @@
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
 
+namespace muon_test {
+
 using namespace mfsdp;
 using mfsdp_test::one_matrix;
 using mfsdp_test::relative_distance;
@@ -369,3 +371,5 @@ TEST_CASE("a matrix of extreme aspect takes a finite step of the usual length") 
     }
   }
 }
+
+}  // namespace muon_test

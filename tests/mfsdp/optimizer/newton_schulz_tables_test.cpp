@@ -11,6 +11,8 @@
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
 
+namespace newton_schulz_tables_test {
+
 using namespace mfsdp;
 using mfsdp_test::relative_distance;
 
@@ -163,3 +165,5 @@ TEST_CASE("singular values of a thousandth of the norm come near one with Polar 
   CHECK(response({.coefficients = polar_express_safe_coefficients}) > 0.85);
   CHECK(response({.coefficients = cans_coefficients}) > 0.85);
 }
+
+}  // namespace newton_schulz_tables_test

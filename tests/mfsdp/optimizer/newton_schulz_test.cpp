@@ -15,6 +15,8 @@
 #include "support/allocations.hpp"
 #include "support/golden.hpp"
 
+namespace newton_schulz_test {
+
 using namespace mfsdp;
 using mfsdp_test::relative_distance;
 
@@ -240,3 +242,5 @@ TEST_CASE("the cost is that of the form, in both orientations") {
   CHECK(newton_schulz_flops({128, 512}, 0) == 0);
   CHECK(newton_schulz_flops({0, 7}, 5) == 0);
 }
+
+}  // namespace newton_schulz_test

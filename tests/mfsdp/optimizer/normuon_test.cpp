@@ -12,6 +12,8 @@
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
 
+namespace normuon_test {
+
 using namespace mfsdp;
 using mfsdp_test::one_matrix;
 using mfsdp_test::relative_distance;
@@ -149,3 +151,5 @@ TEST_CASE("every option of normuon shows in its text") {
   for (const normuon& rule : rules) texts.insert(rule.options());
   CHECK(texts.size() == rules.size());
 }
+
+}  // namespace normuon_test

@@ -9,6 +9,8 @@
 
 #include "support/toy_training.hpp"
 
+namespace parameter_groups_test {
+
 using namespace mfsdp;
 
 namespace {
@@ -256,3 +258,5 @@ TEST_CASE("options and patterns of every group are compared between ranks") {
                                        for_rest(adamw{.weight_decay = 0})}),
                   plan_error);
 }
+
+}  // namespace parameter_groups_test

@@ -8,6 +8,8 @@
 #include "support/golden.hpp"
 #include "support/trial.hpp"
 
+namespace sgd_test {
+
 using namespace mfsdp;
 using mfsdp_test::relative_distance, mfsdp_test::trial;
 
@@ -67,3 +69,5 @@ TEST_CASE("sgd with a zero gradient only decays") {
   run.step({0.0, 0.0});
   CHECK(run.parameter == std::vector<double>{0.75, -1.5});
 }
+
+}  // namespace sgd_test

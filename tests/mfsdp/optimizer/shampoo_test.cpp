@@ -12,6 +12,8 @@
 #include "support/golden.hpp"
 #include "support/trial.hpp"
 
+namespace shampoo_test {
+
 using namespace mfsdp;
 using mfsdp_test::golden_gradient, mfsdp_test::golden_weight;
 using mfsdp_test::relative_distance, mfsdp_test::trial;
@@ -251,3 +253,5 @@ TEST_CASE("roots count in the cost of shampoo with their share of a step") {
   CHECK(shampoo{}.options() == shampoo{.beta3 = 0.9, .start = 1}.options());
   CHECK(shampoo{}.options() != shampoo{.graft = adam_graft{}}.options());
 }
+
+}  // namespace shampoo_test

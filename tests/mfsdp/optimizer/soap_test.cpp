@@ -13,6 +13,8 @@
 #include "support/golden.hpp"
 #include "support/trial.hpp"
 
+namespace soap_test {
+
 using namespace mfsdp;
 using mfsdp_test::relative_distance, mfsdp_test::trial;
 
@@ -276,3 +278,5 @@ TEST_CASE("memory and cost of soap") {
   CHECK(soap{}.options() != soap{.form = soap_form::current_gradient}.options());
   CHECK(soap{}.options() == soap{.factor_beta = 0.95}.options());
 }
+
+}  // namespace soap_test

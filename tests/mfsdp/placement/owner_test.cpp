@@ -7,9 +7,11 @@
 #include <numeric>
 #include <vector>
 
-#include "../../conformance/placement.hpp"
-#include "../plan_fakes.hpp"
+#include "conformance/placement.hpp"
 #include "mfsdp/plan_report.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace owner_test {
 
 using mfsdp::index_t;
 using mfsdp::owner_placement;
@@ -234,3 +236,5 @@ TEST_CASE("balanced: more ranks than matrices") {
   CHECK(std::count(loads.matrices.begin(), loads.matrices.end(), 1) == 72);
   CHECK(largest_over(loads.update_flops, loads.update_flops_ideal) == 1.0);
 }
+
+}  // namespace owner_test

@@ -2,8 +2,10 @@
 
 #include <doctest/doctest.h>
 
-#include "../../conformance/placement.hpp"
-#include "../plan_fakes.hpp"
+#include "conformance/placement.hpp"
+#include "support/plan_fakes.hpp"
+
+namespace replicated_test {
 
 TEST_CASE("replicated: conformance") {
   mfsdp_test::check_placement(mfsdp::replicated_placement{});
@@ -23,3 +25,5 @@ TEST_CASE("replicated: every group is resident, gradients come from and go to ev
         std::vector<mfsdp::piece>{{0, 0, 0, 15}, {1, 0, 0, 15}, {0, 16, 16, 7}, {1, 16, 16, 7}});
   CHECK(plan.local_segments.size() == 6);
 }
+
+}  // namespace replicated_test

@@ -4,7 +4,9 @@
 
 #include <vector>
 
-#include "../../conformance/placement.hpp"
+#include "conformance/placement.hpp"
+
+namespace rows_test {
 
 using mfsdp::row_placement;
 using mfsdp::segment;
@@ -37,3 +39,5 @@ TEST_CASE("rows: more ranks than rows leave the last ones empty") {
   CHECK(place({0, 3}, 4).empty());
   CHECK(place({3, 0}, 4).empty());
 }
+
+}  // namespace rows_test

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+namespace crew_test {
+
 using mfsdp::crew;
 
 TEST_CASE("every task runs once, in every run") {
@@ -53,3 +55,5 @@ TEST_CASE("an exception of a task reaches the caller, and the crew works on") {
   threads.run(10, [&](std::size_t, int) { ++runs; });
   CHECK(runs == 10);
 }
+
+}  // namespace crew_test
