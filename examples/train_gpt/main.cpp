@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -27,10 +28,22 @@ std::string name_of(const settings& how) {
   return how.optimizer + " on " + how.placement;
 }
 
-outcome run(const engine& ranks, const settings& how, const text& data) {
+// `log_path`: where each loss is written as soon as it is known; nowhere if empty.
+outcome run(const engine& ranks, const settings& how, const text& data,
+            const std::string& log_path = {}) {
   // A launcher's pipe may look like a terminal.
   progress_line line(name_of(how), how, !ranks.process && isatty(STDOUT_FILENO) != 0);
-  return ranks.train(how, data, line.callbacks());
+  progress report = line.callbacks();
+  std::ofstream log;
+  if (!log_path.empty() && ranks.speaks()) {
+    log.open(log_path);
+    if (!log) throw std::runtime_error("cannot write " + log_path);
+    report.on_step = [&log, show = report.on_step](int step, double loss, double seconds) {
+      log << step << ' ' << fmt::format("{}", loss) << std::endl;
+      show(step, loss, seconds);
+    };
+  }
+  return ranks.train(how, data, report);
 }
 
 double characters_per_second(const settings& how, const outcome& result) {
@@ -133,6 +146,7 @@ int main(int argc, char** argv) {
   std::optional<int> ranks;
   std::string data_path;
   std::string json_path;
+  std::string log_path;
   std::string demo_folder;
   app.add_option("--data", data_path, "text to learn")->required()->check(CLI::ExistingFile);
   app.add_option("--engine", engine_name,
@@ -196,6 +210,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--resume", how.resume, "go on from the latest checkpoint, if there is one")
       ->needs(checkpoint);
+  app.add_option("--log", log_path, "write step and loss to this file, a line each as they come");
   app.add_option("--json", json_path, "write the figures to this file");
   app.add_option("--demo", demo_folder, "the tour: compare optimizers and placements, draw, report")
       ->check(CLI::ExistingDirectory);
@@ -221,7 +236,7 @@ int main(int argc, char** argv) {
       tour(world, how, data, demo_folder, json_path);
       return 0;
     }
-    const outcome result = run(world, how, data);
+    const outcome result = run(world, how, data, log_path);
     if (!world.speaks()) return 0;
     fmt::print("\n{}\n{}\n", result.plan, rank_table(result));
     if (!result.validation.empty()) {

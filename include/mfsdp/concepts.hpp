@@ -145,7 +145,8 @@ struct update_context {
   double learning_rate_scale = 1;  // a schedule's factor on the optimizer's own rate
   std::span<T> workspace{};        // workspace_size(shape) elements of undefined content
   std::int64_t model_step = 1;     // of the model, skipped updates included: equal on all sites
-  std::size_t item = 0;  // the parameter's place in the plan, equal on all ranks and sites
+  std::size_t item = 0;       // the parameter's place in the plan, equal on all ranks and sites
+  std::string_view tensor{};  // its name, for messages
 };
 
 // One state of one parameter, zero at the start.
@@ -268,6 +269,9 @@ concept optimizer_adopt = requires(const O& o, B& backend, state_spans<O, float>
 //   join(backend, states, parameter, context)   optional: called on a site that joins, when it has
 //                      taken parameter and states from another one. Resets what belongs to one site
 //                      only: error feedback to zero, the parameter to its anchor
+//   equal_states(shape)   optional: std::array<std::string_view, N>; of a state that every site
+//                      computes for itself and with equal bits, who computes it, else empty.
+//                      Checked builds compare them where sites meet
 //   updates_from_mean  optional: true if update() takes what adopt() has left and not the gradient;
 //                      it is then called even if this site's own gradient is unusable
 // A site whose gradient is unusable does not contribute to the means before an update, and adopts
@@ -297,6 +301,20 @@ concept ChecksOptions = requires(const O& o) { o.check(); };
 // gradient of each matrix in every step.
 template <class O>
 concept GathersMatrices = Optimizer<O> && requires { requires O::gathers; };
+
+namespace detail {
+
+// The options of an optimizer as text; empty if it has none.
+template <class O>
+[[nodiscard]] std::string options_of(const O& optimizer) {
+  if constexpr (requires { optimizer.options(); }) {
+    return optimizer.options();
+  } else {
+    return {};
+  }
+}
+
+}  // namespace detail
 
 // A set of optimizers and the rule that sends each tensor to one of them.
 //   members()        std::tuple of Optimizers

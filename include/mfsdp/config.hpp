@@ -14,7 +14,9 @@
 #include "mfsdp/version.hpp"
 
 // MFSDP_CHECKED=1 poisons memory that nobody may read: fresh buffers, parameter slots between
-// release and acquire, gradient buffers before they are written. On in builds without NDEBUG.
+// release and acquire, gradient buffers before they are written. It also looks for broken promises
+// of a user's parts: states that differ between sites, bases that are not orthonormal. On in builds
+// without NDEBUG.
 #ifndef MFSDP_CHECKED
 #ifdef NDEBUG
 #define MFSDP_CHECKED 0

@@ -196,7 +196,7 @@ class sharded_model {
                 model_options options = {}, Memory backend = {})
       : context_(make_plan(spec, axes.shard.size(), placement, optimizers, Precision::bytes), axes,
                  std::move(backend), std::move(options)),
-        parameters_(checked_context(detail::options_of(optimizers))),
+        parameters_(checked_context(optimizers)),
         masters_(context_, parameters_),
         gradients_(context_),
         norm_(context_),
@@ -279,10 +279,12 @@ class sharded_model {
   // rank holds and writes its elements first, first + 1, ... It must not depend on the cuts. Values
   // are floats; a trainer reads them rounded to nearest. Begins anew: optimizer states, counts of
   // steps and updates, and gradients are those of a new model, whatever was before; but a step that
-  // an exception ended half way stays one. All ranks, and all sites, alike.
+  // an exception ended half way stays one. All ranks, and all sites, alike. Errors: usage_error
+  // while a unit is in use, or on a site that has yet to join().
   template <class Fill>
   void initialize(Fill&& fill) {
     require_released("initialize");
+    require_joined();
     parameters_.quiesce();
     for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
       if (is_here(i)) initialize_segment(i, fill);
@@ -704,7 +706,7 @@ class sharded_model {
   }
 
   // Before anything else is exchanged: do all ranks have the same plan?
-  context& checked_context(const std::string& rules) {
+  context& checked_context(const Rules& optimizers) {
     const model_options& options = context_.options;
     if (options.prefetch < 0) {
       throw spec_error(fmt::format("model_options.prefetch is {}", options.prefetch));
@@ -715,7 +717,7 @@ class sharded_model {
     if (options.timeout <= std::chrono::milliseconds::zero()) {
       throw spec_error(fmt::format("model_options.timeout is {} ms", options.timeout.count()));
     }
-    detail::require_equal_plans(context_, rules);
+    detail::require_equal_plans(context_, optimizers);
     detail::require_replicas(context_);
     map_ = detail::find_sites(context_);
     return context_;
@@ -733,8 +735,10 @@ class sharded_model {
   }
 
   void require_values() const {
-    if (!initialized_)
+    if (!initialized_) {
+      require_joined();
       throw usage_error("the parameters have no values: call initialize or load first");
+    }
     if (torn_) {
       throw usage_error(
           "an exception ended a step or join half way; some parameters are updated and some are "
@@ -752,10 +756,14 @@ class sharded_model {
   void require_step(std::string_view what) const {
     require_released(what);
     require_values();
+  }
+
+  void require_joined() const {
     if constexpr (elastic) {
-      if (context_.sites.joins()) {
-        throw usage_error(fmt::format("{}: this site has not joined: call join", what));
-      }
+      if (!context_.sites.joins()) return;
+      throw usage_error(
+          "this site comes to others that train already and has not joined them: call join, and "
+          "not initialize");
     }
   }
 

@@ -3,10 +3,12 @@
 
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/error.hpp"
 
 namespace mfsdp_test {
 
@@ -21,6 +23,7 @@ struct local_momentum {
   static constexpr int rounds_before_update = 0;
   static constexpr int rounds_after_update = 1;
 
+  [[nodiscard]] std::string options() const { return fmt::format("{} {}", learning_rate, period); }
   [[nodiscard]] mfsdp::index_t flops(mfsdp::matrix_shape shape) const {
     return 4 * shape.elements();
   }

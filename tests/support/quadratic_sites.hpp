@@ -74,6 +74,13 @@ struct quadratic {
   }
 };
 
+// From somewhere else than zero.
+inline quadratic started_quadratic() {
+  quadratic problem;
+  problem.start = gaussian(64, 8, 0.5);
+  return problem;
+}
+
 template <class T>
 double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
   double largest = a.size() == b.size() ? 0 : 1e300;

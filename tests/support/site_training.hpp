@@ -119,11 +119,7 @@ template <class Rules>
 site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
                              const site_settings& how) {
   using mfsdp::index_t;
-  struct part {  // one matrix of a tensor, or a whole other tensor
-    std::size_t tensor;
-    std::size_t item;
-    std::size_t offset;
-    mfsdp::matrix_shape shape;
+  struct part : plain_part {
     std::vector<std::vector<mfsdp::host_buffer<float>>> states{};  // by site and state
     std::vector<mfsdp::host_buffer<float>> weights{};              // by site
     std::vector<std::int64_t> updates{};                           // by site
@@ -155,38 +151,28 @@ site_outcome run_plain_sites(const mfsdp::model_spec& spec, const Rules& rules,
   };
 
   std::vector<part> parts;
-  std::size_t items = 0;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
-    const index_t matrices = tensors[t].matrices();
-    for (index_t i = 0; i < matrices; ++i, ++items) {
-      if (tensors[t].options.frozen || tensors[t].elements() == 0) continue;
-      const mfsdp::matrix_shape shape =
-          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
-                 : mfsdp::matrix_shape{1, tensors[t].elements()};
-      part p{t, items, static_cast<std::size_t>(i * shape.elements()), shape};
-      p.updates.assign(sites, 0);
-      p.states.resize(sites);
-      with_rule(p, [&](const auto& rule) {
-        for (std::size_t s = 0; s < sites; ++s) {
-          for (const mfsdp::state_spec& state : rule.states(shape)) {
-            p.states[s].emplace_back(state.elements);
-            std::ranges::fill(p.states[s].back().span(), 0.0f);
-          }
-          p.weights.emplace_back(shape.elements());
-          std::ranges::copy(mfsdp::slice(std::span<const float>(weights[s][t]),
-                                         static_cast<index_t>(p.offset), shape.elements()),
-                            p.weights.back().span().begin());
-          call(p, s, -1, rule, [&](const auto& states, auto parameter, auto context) {
-            if constexpr (requires { rule.start(backend, states, parameter, context); }) {
-              context.learning_rate_scale = 1;
-              rule.start(backend, states, parameter, context);
-            }
-          });
+  for (const plain_part& each : plain_parts(spec)) {
+    part& p = parts.emplace_back(part{each});
+    p.updates.assign(sites, 0);
+    p.states.resize(sites);
+    with_rule(p, [&](const auto& rule) {
+      for (std::size_t s = 0; s < sites; ++s) {
+        for (const mfsdp::state_spec& state : rule.states(p.shape)) {
+          p.states[s].emplace_back(state.elements);
+          std::ranges::fill(p.states[s].back().span(), 0.0f);
         }
-      });
-      parts.push_back(std::move(p));
-    }
+        p.weights.emplace_back(p.shape.elements());
+        std::ranges::copy(mfsdp::slice(std::span<const float>(weights[s][p.tensor]),
+                                       static_cast<index_t>(p.offset), p.shape.elements()),
+                          p.weights.back().span().begin());
+        call(p, s, -1, rule, [&](const auto& states, auto parameter, auto context) {
+          if constexpr (requires { rule.start(backend, states, parameter, context); }) {
+            context.learning_rate_scale = 1;
+            rule.start(backend, states, parameter, context);
+          }
+        });
+      }
+    });
   }
 
   for (int step = 0; step < how.steps; ++step) {

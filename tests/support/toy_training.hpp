@@ -177,6 +177,32 @@ outcome run_sharded(const mfsdp::model_spec& spec, Placement placement, Optimize
   return run_sharded(spec, placement, rules, how, [](auto&) {});
 }
 
+// What a rule of the plain loops updates at a time: a matrix of a tensor, or another tensor whole.
+struct plain_part {
+  std::size_t tensor;
+  std::size_t item;
+  std::size_t offset;
+  mfsdp::matrix_shape shape;
+};
+
+inline std::vector<plain_part> plain_parts(const mfsdp::model_spec& spec) {
+  std::vector<plain_part> parts;
+  std::size_t items = 0;
+  for (std::size_t t = 0; t < spec.tensors().size(); ++t) {
+    const mfsdp::tensor_spec& tensor = spec.tensors()[t];
+    const bool matrix = tensor.role == mfsdp::tensor_role::matrix;
+    const index_t matrices = tensor.matrices();
+    const mfsdp::matrix_shape shape =
+        matrix ? mfsdp::matrix_shape{tensor.shape().rows / matrices, tensor.shape().cols}
+               : mfsdp::matrix_shape{1, tensor.elements()};
+    for (index_t i = 0; i < matrices; ++i, ++items) {
+      if (tensor.options.frozen || tensor.elements() == 0) continue;
+      parts.push_back({t, items, static_cast<std::size_t>(i * shape.elements()), shape});
+    }
+  }
+  return parts;
+}
+
 // What storage in T makes of a number.
 template <class T>
 float stored(float value) {
@@ -199,12 +225,8 @@ float written(float value, const mfsdp::rounding_stream& stream, std::size_t i) 
 // precision can store.
 template <class Precision = mfsdp::precision<>, class Optimizers>
 outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const settings& how) {
-  struct part {  // one matrix of a tensor, or a whole other tensor
-    std::size_t tensor;
-    std::size_t item;
-    std::size_t offset;
-    mfsdp::matrix_shape shape;
-    std::vector<std::vector<float>> states;
+  struct part : plain_part {
+    std::vector<std::vector<float>> states{};
   };
   using compute = typename Precision::compute;
   using gradient = typename Precision::gradient;
@@ -214,34 +236,22 @@ outcome run_plain(const mfsdp::model_spec& spec, const Optimizers& rules, const 
   const auto& tensors = spec.tensors();
   std::vector<std::vector<float>> weights;
   std::vector<part> parts;
-  std::size_t items = 0;
   const auto with_rule = [&](std::size_t t, auto f) {
     mfsdp::detail::with_member(mfsdp::optimizer_members(rules),
                                mfsdp::optimizer_route(rules, tensors[t]), f);
   };
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    weights.emplace_back(static_cast<std::size_t>(tensors[t].elements()));
-    initialize(tensors[t], weights.back(), 0);
+  for (const mfsdp::tensor_spec& tensor : tensors) {
+    weights.emplace_back(static_cast<std::size_t>(tensor.elements()));
+    initialize(tensor, weights.back(), 0);
     for (float& w : weights.back()) w = stored<master>(w);
-    const bool matrix = tensors[t].role == mfsdp::tensor_role::matrix;
-    const index_t matrices = tensors[t].matrices();
-    const std::size_t first_item = std::exchange(items, items + static_cast<std::size_t>(matrices));
-    if (tensors[t].options.frozen) continue;
-    for (index_t i = 0; i < matrices; ++i) {
-      const mfsdp::matrix_shape shape =
-          matrix ? mfsdp::matrix_shape{tensors[t].shape().rows / matrices, tensors[t].shape().cols}
-                 : mfsdp::matrix_shape{1, tensors[t].elements()};
-      part p{t,
-             first_item + static_cast<std::size_t>(i),
-             static_cast<std::size_t>(i * shape.elements()),
-             shape,
-             {}};
-      with_rule(t, [&](const auto& rule) {
-        for (const mfsdp::state_spec& state : rule.states(shape))
-          p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
-      });
-      parts.push_back(std::move(p));
-    }
+  }
+  for (const plain_part& each : plain_parts(spec)) {
+    part& p = parts.emplace_back(part{each});
+    with_rule(p.tensor, [&](const auto& rule) {
+      for (const mfsdp::state_spec& state : rule.states(p.shape)) {
+        p.states.emplace_back(static_cast<std::size_t>(state.elements), 0.0f);
+      }
+    });
   }
 
   // What a trainer sees of a tensor.

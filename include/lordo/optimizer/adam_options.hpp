@@ -36,10 +36,13 @@ inline void check_adam(std::string_view rule, double beta1, double beta2, double
   }
 }
 
-// What a projector finds wrong with itself.
-template <class P>
-void check_projector_options(const P& projector) {
-  if constexpr (requires { projector.check(); }) projector.check();
+// The options that every rule with a Projector has.
+template <class Rule>
+void check_common_options(const Rule& rule) {
+  check_rank(Rule::name, rule.rank);
+  check_not_negative(Rule::name, "learning_rate", rule.learning_rate);
+  check_not_negative(Rule::name, "weight_decay", rule.weight_decay);
+  if constexpr (requires { rule.projector.check(); }) rule.projector.check();
 }
 
 // A kernel of Backend::transform: the moments u and v take g, which becomes the step

@@ -32,11 +32,7 @@ namespace lordo::inline MFSDP_ABI {
 // A site whose gradient is unusable steps on the mean of the others.
 template <class Inner, class Exchange = exchange_full>
 struct averaged {
-  static_assert(mfsdp::Optimizer<Inner>,
-                "lordo: averaged holds something that is no Optimizer; used alone, it says which "
-                "member it lacks");
-  static_assert(!mfsdp::PeriodicOptimizer<Inner>,
-                "lordo: averaged is for optimizers that know one site, this one exchanges already");
+  static_assert(sizeof(contract::check_inner<Inner>) > 0);
 
  private:
   static constexpr bool compresses = Exchange::low_rank && Inner::whole_matrix;
@@ -67,14 +63,10 @@ struct averaged {
     exchange.check(name);
   }
   [[nodiscard]] std::string options() const {
-    return fmt::format("averaged ({}) {}", detail::options_of(inner), exchange.options());
+    return fmt::format("averaged ({}) {}", mfsdp::detail::options_of(inner), exchange.options());
   }
   [[nodiscard]] constexpr mfsdp::index_t flops(mfsdp::matrix_shape shape) const {
-    if constexpr (compresses) {
-      return inner.flops(shape) + exchange.flops(shape);
-    } else {
-      return inner.flops(shape);
-    }
+    return inner.flops(shape) + (compresses ? exchange.flops(shape) : 0);
   }
   [[nodiscard]] constexpr std::array<mfsdp::state_spec, all_states> states(
       mfsdp::matrix_shape shape) const {
@@ -168,11 +160,7 @@ struct averaged {
 
  private:
   [[nodiscard]] constexpr bool factors(mfsdp::matrix_shape shape) const {
-    if constexpr (compresses) {
-      return exchange.factors(shape);
-    } else {
-      return false;
-    }
+    return compresses && exchange.factors(shape);
   }
   template <class T>
   [[nodiscard]] static auto exchange_part(const spans<T>& states) {

@@ -24,6 +24,8 @@ struct exchange_full {
 
   void check(std::string_view) const {}
   [[nodiscard]] std::string options() const { return "full"; }
+  [[nodiscard]] constexpr bool factors(mfsdp::matrix_shape) const { return false; }
+  [[nodiscard]] constexpr mfsdp::index_t flops(mfsdp::matrix_shape) const { return 0; }
 };
 
 // By two factors of rank r, in two rounds: r (rows + cols) numbers. For A (rows x cols) of each

@@ -14,6 +14,7 @@
 #include "lordo/concepts.hpp"
 #include "lordo/optimizer/adam_options.hpp"
 #include "lordo/periods.hpp"
+#include "lordo/projector/find_basis.hpp"
 #include "lordo/projector/random.hpp"
 #include "lordo/projector/svd.hpp"
 #include "lordo/subspace.hpp"
@@ -38,7 +39,8 @@ namespace lordo::inline MFSDP_ABI {
 // Before the update the mean of project(G) is formed, r max(p, q) numbers, and at a refresh that of
 // G, p q numbers; the basis is equal on all sites to the last bit, and nothing is sent for it. A
 // site whose gradient is unusable steps on the mean of the others.
-// Keeps r (3 max(p, q) + min(p, q)) numbers, and p q for the mean gradient of a refresh.
+// Keeps r (3 max(p, q) + min(p, q)) numbers, and p q for the mean gradient of a refresh. A
+// projector that reads no signal needs neither that mean nor its memory.
 // Cost: 4 p q r operations, and those of the projector at a refresh; workspace of one matrix and
 // one projected.
 // Source: Zhao et al., arXiv 2403.03507; github.com/jiaweizzhao/GaLore, whose defaults these are
@@ -65,16 +67,13 @@ struct galore {
   static constexpr int rounds_after_update = 0;
 
   void check() const {
-    detail::check_rank(name, rank);
+    detail::check_common_options(*this);
     detail::check_adam(name, beta1, beta2, epsilon);
-    detail::check_not_negative(name, "learning_rate", learning_rate);
-    detail::check_not_negative(name, "weight_decay", weight_decay);
     detail::check_not_negative(name, "scale", scale);
     if (refresh < 1) {
       throw mfsdp::spec_error(fmt::format(
           "galore: refresh is {}; a basis stays for a positive number of steps", refresh));
     }
-    detail::check_projector_options(projector);
   }
   [[nodiscard]] std::string options() const {
     return fmt::format("galore {} {} {} {} {} {} {} {} ({})", rank, learning_rate, beta1, beta2,
@@ -93,7 +92,10 @@ struct galore {
              {"first_moment", moment, true},
              {"second_moment", moment, true},
              {"projected_gradient", projected, true},
-             {"mean_gradient", shape.elements(), true}}};
+             {"mean_gradient", low && !P::needs_signal ? 0 : shape.elements(), true}}};
+  }
+  [[nodiscard]] constexpr std::array<std::string_view, 5> equal_states(matrix_shape) const {
+    return {P::name};
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     if (!low_rank(shape)) return 0;
@@ -107,7 +109,7 @@ struct galore {
 
   [[nodiscard]] constexpr std::array<bool, 6> exchanges(matrix_shape shape,
                                                         mfsdp::exchange_round round) const {
-    const bool whole = !low_rank(shape) || refreshes(round.step);
+    const bool whole = sends_whole(shape, round.step);
     return {false, false, false, false, !whole, whole};
   }
 
@@ -121,10 +123,15 @@ struct galore {
   void contribute(B& backend, const std::array<std::span<T>, 5>& state, matrix_view<T> parameter,
                   std::type_identity_t<matrix_view<const T>> gradient,
                   const mfsdp::update_context<T>& context, int) const {
-    backend.copy(gradient.flat(), state[4]);
-    if (low_rank(parameter.shape()) && !refreshes(context.model_step)) {
-      project_gradient(backend, state, parameter.shape());
+    const matrix_shape shape = parameter.shape();
+    if (sends_whole(shape, context.model_step)) {
+      backend.copy(gradient.flat(), state[4]);
+      return;
     }
+    // What needs no signal is drawn here and again in adopt(), which every site calls.
+    matrix_view<T> basis(state[0].data(), basis_shape(shape, rank));
+    if (refreshes(context.model_step)) basis = next_basis(backend, state, shape, context);
+    project_gradient<B, T>(backend, state, basis, gradient);
   }
 
   template <mfsdp::DecomposingBackend B, class T>
@@ -132,21 +139,11 @@ struct galore {
              const mfsdp::update_context<T>& context, int) const {
     const matrix_shape shape = parameter.shape();
     if (!low_rank(shape) || !refreshes(context.model_step)) return;
-    assert(std::ssize(context.workspace) >= workspace_size(shape));
-    mfsdp::detail::workspace_cutter<T> workspace(context.workspace);
-    const matrix_view<T> next = workspace.take(basis_shape(shape, rank));
-    const matrix_view<T> basis(state[0].data(), next.shape());
-    const matrix_view<T> mean(state[4].data(), shape);
-    const basis_draw draw{context.item, context.model_step};
-    if (context.model_step == 1 && P::needs_signal) {
-      svd{}.basis<B, T>(backend, mean, draw, basis, next, workspace.rest());
-    } else {
-      const matrix_view<const T> signal =
-          P::needs_signal ? matrix_view<const T>(mean) : matrix_view<const T>();
-      projector.template basis<B, T>(backend, signal, draw, basis, next, workspace.rest());
+    const matrix_view<T> next = next_basis(backend, state, shape, context);
+    backend.copy(next.flat(), state[0]);
+    if (P::needs_signal) {
+      project_gradient<B, T>(backend, state, next, {state[4].data(), shape});
     }
-    backend.copy(next.flat(), basis.flat());
-    project_gradient(backend, state, shape);
   }
 
   template <mfsdp::Backend B, class T>
@@ -185,12 +182,31 @@ struct galore {
   [[nodiscard]] constexpr bool refreshes(std::int64_t model_step) const {
     return (model_step - 1) % refresh == 0;
   }
-  template <mfsdp::Backend B, class T>
+  // Whether the gradient itself is averaged.
+  [[nodiscard]] constexpr bool sends_whole(matrix_shape shape, std::int64_t model_step) const {
+    return !low_rank(shape) || (P::needs_signal && refreshes(model_step));
+  }
+  // That of a refresh, in the workspace.
+  template <class B, class T>
+  [[nodiscard]] matrix_view<T> next_basis(B& backend, const std::array<std::span<T>, 5>& state,
+                                          matrix_shape shape,
+                                          const mfsdp::update_context<T>& context) const {
+    assert(std::ssize(context.workspace) >= workspace_size(shape));
+    mfsdp::detail::workspace_cutter<T> workspace(context.workspace);
+    const matrix_view<T> next = workspace.take(basis_shape(shape, rank));
+    const matrix_view<const T> basis(state[0].data(), next.shape());
+    const matrix_view<const T> mean(state[4].data(), shape);
+    if (P::needs_signal && context.model_step == 1) {
+      detail::find_basis(svd{}, backend, mean, basis, next, workspace.rest(), context);
+    } else {
+      detail::find_basis(projector, backend, mean, basis, next, workspace.rest(), context);
+    }
+    return next;
+  }
+  template <class B, class T>
   void project_gradient(B& backend, const std::array<std::span<T>, 5>& state,
-                        matrix_shape shape) const {
-    const matrix_view<T> basis(state[0].data(), basis_shape(shape, rank));
-    const matrix_view<T> gradient(state[4].data(), shape);
-    const matrix_view<T> projected(state[3].data(), projected_shape(shape, rank));
+                        matrix_view<const T> basis, matrix_view<const T> gradient) const {
+    const matrix_view<T> projected(state[3].data(), projected_shape(gradient.shape(), rank));
     project<B, T>(backend, T(1), basis, gradient, T(0), projected);
   }
 };

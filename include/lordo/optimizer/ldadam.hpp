@@ -13,6 +13,7 @@
 
 #include "lordo/concepts.hpp"
 #include "lordo/optimizer/adam_options.hpp"
+#include "lordo/projector/find_basis.hpp"
 #include "lordo/projector/power_step.hpp"
 #include "lordo/projector/random.hpp"
 #include "lordo/projector/svd.hpp"
@@ -64,15 +65,12 @@ struct ldadam {
   static constexpr int rounds_after_update = 0;
 
   void check() const {
-    detail::check_rank(name, rank);
+    detail::check_common_options(*this);
     detail::check_adam(name, beta1, beta2, epsilon);
-    detail::check_not_negative(name, "learning_rate", learning_rate);
-    detail::check_not_negative(name, "weight_decay", weight_decay);
     if (!(interpolation >= 0 && interpolation <= 1)) {
       throw mfsdp::spec_error(
           fmt::format("ldadam: interpolation is {}, not from 0 to 1", interpolation));
     }
-    detail::check_projector_options(projector);
   }
   [[nodiscard]] std::string options() const {
     return fmt::format("ldadam {} {} {} {} {} {} {} {} ({})", rank, learning_rate, beta1, beta2,
@@ -91,6 +89,9 @@ struct ldadam {
              {"first_moment", moment, true},
              {"second_moment", moment, true},
              {"accumulated_gradient", shape.elements(), true}}};
+  }
+  [[nodiscard]] constexpr std::array<std::string_view, 4> equal_states(matrix_shape) const {
+    return {P::name};
   }
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
     if (!low_rank(shape)) return 0;
@@ -160,16 +161,15 @@ struct ldadam {
     // The last basis, in which the moments still stand, is kept until they are turned.
     const double bias1 = 1 - std::pow(beta1, static_cast<double>(context.step - 1));
     const double bias2 = 1 - std::pow(beta2, static_cast<double>(context.step - 1));
-    const basis_draw draw{context.item, context.model_step};
-    if (!P::needs_signal) {
-      projector.template basis<B, T>(backend, {}, draw, basis, next, workspace.rest());
-    } else if (context.step == 1) {
-      svd{}.basis<B, T>(backend, residual, draw, basis, next, workspace.rest());
+    if (P::needs_signal && context.step == 1) {
+      detail::find_basis(svd{}, backend, residual, basis, next, workspace.rest(), context);
     } else {
-      backend.copy(residual.flat(), full.flat());
-      lift<B, T>(backend, static_cast<T>(interpolation / bias1), basis, first,
-                 static_cast<T>(1 - interpolation), full);
-      projector.template basis<B, T>(backend, full, draw, basis, next, workspace.rest());
+      if (P::needs_signal) {
+        backend.copy(residual.flat(), full.flat());
+        lift<B, T>(backend, static_cast<T>(interpolation / bias1), basis, first,
+                   static_cast<T>(1 - interpolation), full);
+      }
+      detail::find_basis(projector, backend, full, basis, next, workspace.rest(), context);
     }
 
     const T carry = static_cast<T>(beta1 / (1 - beta1));

@@ -44,13 +44,7 @@ namespace lordo::inline MFSDP_ABI {
 // site whose gradient was unusable takes part in the sync with what it has.
 template <class Inner, class Outer = outer_average, class Exchange = exchange_full>
 struct local_steps {
-  static_assert(
-      mfsdp::Optimizer<Inner>,
-      "lordo: local_steps holds something that is no Optimizer; used alone, it says which "
-      "member it lacks");
-  static_assert(
-      !mfsdp::PeriodicOptimizer<Inner>,
-      "lordo: local_steps is for optimizers that know one site, this one exchanges already");
+  static_assert(sizeof(contract::check_inner<Inner>) > 0);
 
  private:
   static constexpr bool compresses = Exchange::low_rank && Inner::whole_matrix;
@@ -87,7 +81,7 @@ struct local_steps {
     exchange.check(name);
   }
   [[nodiscard]] std::string options() const {
-    return fmt::format("local ({}) {} {} {}", detail::options_of(inner), settled().options(),
+    return fmt::format("local ({}) {} {} {}", mfsdp::detail::options_of(inner), settled().options(),
                        outer.options(), exchange.options());
   }
   [[nodiscard]] constexpr mfsdp::index_t flops(mfsdp::matrix_shape shape) const {
@@ -206,11 +200,7 @@ struct local_steps {
 
  private:
   [[nodiscard]] constexpr bool factors(mfsdp::matrix_shape shape) const {
-    if constexpr (compresses) {
-      return exchange.factors(shape);
-    } else {
-      return false;
-    }
+    return compresses && exchange.factors(shape);
   }
   // The periods with nothing left open.
   [[nodiscard]] constexpr sync_periods settled() const {

@@ -111,9 +111,7 @@ struct low_rank {
     const auto refuse = [](std::string_view what, double value, std::string_view cure) {
       throw mfsdp::spec_error(fmt::format("{}: {} is {}; {}", name, what, value, cure));
     };
-    detail::check_rank(name, rank);
-    detail::check_not_negative(name, "learning_rate", learning_rate);
-    detail::check_not_negative(name, "weight_decay", weight_decay);
+    detail::check_common_options(*this);
     if (!(omega >= 0 && omega <= 1)) {
       refuse("omega", omega, "it weighs the low-rank term, from 0 to 1");
     }
@@ -135,7 +133,6 @@ struct low_rank {
     moments.check(name);
     clip.check(name);
     periods.check(name);
-    if constexpr (mfsdp::ChecksOptions<P>) projector.check();
   }
 
   // For the check that all ranks and sites use the same.
@@ -180,6 +177,10 @@ struct low_rank {
              {"decay_sum", decays_from_anchor(shape) ? 1 : 0, true},
              {"figures", full ? 0 : static_cast<index_t>(figure::count), true},
              {"round_open", !full && opens_rounds() ? 1 : 0, true}}};
+  }
+
+  [[nodiscard]] constexpr std::array<std::string_view, 8> equal_states(matrix_shape) const {
+    return {variant == basis_source::global ? P::name : std::string_view()};
   }
 
   [[nodiscard]] constexpr index_t workspace_size(matrix_shape shape) const {
@@ -247,7 +248,6 @@ struct low_rank {
   void update(B& backend, const state_array<T>& states, matrix_view<T> parameter,
               std::type_identity_t<matrix_view<const T>> gradient,
               const mfsdp::update_context<T>& context) const {
-    static_assert(sizeof(contract::check_basis<P, B>) > 0);
     assert(std::ssize(context.workspace) >= workspace_size(parameter.shape()));
     if (parameter.size() == 0) return;
     if (full_size(parameter.shape())) {

@@ -12,6 +12,7 @@
 #include "lordo/optimizer/figures.hpp"
 #include "lordo/optimizer/low_rank_options.hpp"
 #include "lordo/optimizer/moments.hpp"
+#include "lordo/projector/find_basis.hpp"
 #include "lordo/projector/random.hpp"
 #include "lordo/projector/svd.hpp"
 #include "lordo/subspace.hpp"
@@ -81,7 +82,7 @@ class low_rank_step {
   void start() {
     start_basis(backend_, basis_.flat(), parameter_.shape(), context_.item);
     if (!rule_.projector.needs_signal) {
-      find_basis(rule_.projector, {}, 0);
+      find_basis(rule_.projector, {});
       adopt_basis();
     }
     if (!anchor_.empty()) backend_.copy(parameter_.flat(), anchor_);
@@ -89,7 +90,7 @@ class low_rank_step {
 
   // From the mean first gradient, which stands in the memory of the anchor.
   void take_first_basis() {
-    find_basis(svd{}, {anchor_.data(), parameter_.shape()}, context_.model_step);
+    find_basis(svd{}, {anchor_.data(), parameter_.shape()});
     adopt_basis();
     backend_.copy(parameter_.flat(), anchor_);
   }
@@ -107,7 +108,7 @@ class low_rank_step {
           scratch_.gradient.flat(), read(parameter_), std::span<const T>(anchor_));
       backend_.copy(parameter_.flat(), anchor_);
     }
-    find_basis(rule_.projector, scratch_.gradient, context_.model_step);
+    find_basis(rule_.projector, scratch_.gradient);
     change_basis(context_.model_step);
   }
 
@@ -207,26 +208,22 @@ class low_rank_step {
                          read(error_));
     }
     if (is_first) {  // no moments to rotate yet
-      find_basis(svd{}, scratch_.other, context_.model_step);
+      find_basis(svd{}, scratch_.other);
       adopt_basis();
     } else {
-      find_basis(rule_.projector, scratch_.other, context_.model_step);
+      find_basis(rule_.projector, scratch_.other);
       change_basis(context_.step - 1);
     }
   }
 
   // The new basis of a signal; the old one if the signal is not finite.
   template <Projector P>
-  void find_basis(const P& projector, matrix_view<const T> signal, std::int64_t step) {
-    const basis_draw draw{context_.item, step};
-    const matrix_view<const T> old = basis_;
-    if (!P::needs_signal) {
-      projector.basis(backend_, matrix_view<const T>(), draw, old, scratch_.new_basis,
-                      scratch_.search);
-    } else if (std::isfinite(backend_.sum_of_squares(signal.flat()))) {
-      projector.basis(backend_, signal, draw, old, scratch_.new_basis, scratch_.search);
+  void find_basis(const P& projector, matrix_view<const T> signal) {
+    if (!P::needs_signal || std::isfinite(backend_.sum_of_squares(signal.flat()))) {
+      detail::find_basis(projector, backend_, signal, basis_, scratch_.new_basis, scratch_.search,
+                         context_);
     } else {
-      backend_.copy(old.flat(), scratch_.new_basis.flat());
+      backend_.copy(read(basis_), scratch_.new_basis.flat());
     }
   }
 

@@ -5,14 +5,28 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "mfsdp/concepts.hpp"
 
-namespace lordo::inline MFSDP_ABI::detail {
+namespace lordo::inline MFSDP_ABI {
+
+namespace contract {
+
+// The door of averaged and local_steps.
+template <class O>
+struct check_inner {
+  static_assert(mfsdp::Optimizer<O>,
+                "lordo: 'inner' is no Optimizer; used alone, it says which member it lacks");
+  static_assert(!mfsdp::PeriodicOptimizer<O>,
+                "lordo: 'inner' is to know one site, but this optimizer exchanges already");
+};
+
+}  // namespace contract
+
+namespace detail {
 
 template <std::size_t N>
 struct literal {
@@ -65,14 +79,6 @@ template <std::size_t First, std::size_t Count, class T, std::size_t N>
   return some;
 }
 
-// The options of a rule as text; empty if it has none.
-template <class O>
-[[nodiscard]] std::string options_of(const O& rule) {
-  if constexpr (requires { rule.options(); }) {
-    return rule.options();
-  } else {
-    return {};
-  }
-}
+}  // namespace detail
 
-}  // namespace lordo::inline MFSDP_ABI::detail
+}  // namespace lordo::inline MFSDP_ABI

@@ -63,6 +63,12 @@ class counting {
     return inner_.admit(until);
   }
 
+  [[nodiscard]] auto round_timeout() const
+    requires requires(const C& c) { c.round_timeout(); }
+  {
+    return inner_.round_timeout();
+  }
+
   template <class T>
     requires AllGather<C, T>
   request start_all_gather(std::span<const T> shard, std::span<T> full,

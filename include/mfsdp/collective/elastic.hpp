@@ -38,12 +38,18 @@ class elastic_world {
   // founders.
   explicit elastic_world(int seats, elastic_options options = {})
       : seats_(seats), options_(options) {
-    if (seats < 1 || options.founders < 0 || options.founders > seats ||
-        options.round_timeout <= std::chrono::milliseconds::zero()) {
-      throw spec_error(fmt::format(
-          "elastic_world needs at least one seat, not {}, at most as many founders as seats, not "
-          "{}, and a positive round_timeout, not {} ms",
-          seats, options.founders, options.round_timeout.count()));
+    if (seats < 1) {
+      throw spec_error(fmt::format("elastic_world: {} seats; give it at least one", seats));
+    }
+    if (options.founders < 0 || options.founders > seats) {
+      throw spec_error(
+          fmt::format("elastic_world: {} founders for {} seats; give it at most one a seat, or 0 "
+                      "for one on each",
+                      options.founders, seats));
+    }
+    if (options.round_timeout <= std::chrono::milliseconds::zero()) {
+      throw spec_error(fmt::format("elastic_world: round_timeout is {} ms; it must be positive",
+                                   options.round_timeout.count()));
     }
     if (options_.founders == 0) options_.founders = seats;
   }

@@ -51,6 +51,8 @@ class elastic_board {
   elastic_board(int seats, std::chrono::milliseconds round_timeout)
       : round_timeout_(round_timeout), seats_(at(seats)) {}
 
+  [[nodiscard]] std::chrono::milliseconds round_timeout() const { return round_timeout_; }
+
   [[nodiscard]] int size() const { return static_cast<int>(seats_.size()); }
 
   // A member that is there before the first operation.

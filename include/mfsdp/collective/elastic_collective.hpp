@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -90,6 +91,8 @@ class elastic_collective {
                  into == reduce_into::add ? "adding all-reduce" : "all-reduce", label,
                  slice(full, 0, given), local.data(), pieces, into, &reduce<From, To>);
   }
+
+  [[nodiscard]] std::chrono::milliseconds round_timeout() const { return board_->round_timeout(); }
 
   // See ElasticCollective.
   [[nodiscard]] bool joins() const { return board_->joins(member_); }

@@ -3,77 +3,52 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <numeric>
 #include <span>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "mfsdp/fnv1a.hpp"
-#include "mfsdp/plan_text.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
 #include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/gather.hpp"
+#include "mfsdp/runtime/plan_parts.hpp"
 #include "mfsdp/runtime/sites.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// What the ranks of an axis give, in their order.
-template <class T, class Context, class Axis>
-[[nodiscard]] std::vector<T> gather_over(Context& context, Axis& axis, const std::vector<T>& own,
-                                         std::string_view label, phase where) {
-  const auto count = static_cast<index_t>(own.size());
-  std::vector<piece> pieces;
-  for (int r = 0; r < axis.size(); ++r) pieces.push_back({r, r * count, 0, count});
-  std::vector<T> all(own.size() * pieces.size());
-  auto request = axis.start_all_gather(std::span<const T>(own), std::span<T>(all), pieces, label);
-  context.book(where);
-  request.wait(context.until());
-  request.drain(context.until());
-  return all;
+// Where two ranks differ first; the size if nowhere.
+[[nodiscard]] inline std::size_t first_difference(std::span<const std::uint64_t> a,
+                                                  std::span<const std::uint64_t> b) {
+  return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
-// What every rank of a site gives, in rank order: of each shard group, then of all of them.
-template <class T, class Context>
-[[nodiscard]] std::vector<T> gather_from_all(Context& context, const std::vector<T>& own,
-                                             std::string_view label, phase where) {
-  const std::vector<T> of_group = gather_over<T>(context, context.collective, own, label, where);
-  if (context.replicas.size() == 1) return of_group;
-  return gather_over<T>(context, context.replicas, of_group, label, where);
-}
-
-// What the optimizers say about their options.
-template <class Rules>
-[[nodiscard]] std::string options_of(const Rules& optimizers) {
-  std::string text;
-  const auto add = [&](const auto& member) {
-    if constexpr (requires { text += member.options(); }) text += member.options() + "\n";
-  };
-  std::apply([&](const auto&... member) { (add(member), ...); }, optimizer_members(optimizers));
-  return text;
-}
-
-// Errors: plan_error naming the ranks of this site that have other plans, options or rules.
-template <class Context>
-void require_equal_plans(Context& context, const std::string& rules) {
+// Errors: plan_error naming the ranks of this site that differ, and the first thing in which they
+// do.
+template <class Context, class Rules>
+void require_equal_plans(Context& context, const Rules& optimizers) {
   const plan& p = context.plan;
+  plan_parts parts(Context::precision::to_text(), optimizers);
+  parts.add(p);
   // The schedule follows from these options as much as from the plan, and copies stay equal only if
-  // their optimizers have equal options.
+  // they round alike.
   const model_options& options = context.options;
-  const std::string common = fmt::format(
-      "{}prefetch {} reshard {} rounding seed {} {}\n{}", to_text(p), options.prefetch,
-      options.reshard_after_forward, options.rounding_seed, Context::precision::to_text(), rules);
-  const auto all = gather_from_all<std::uint64_t>(context, {common.size(), fnv1a(common)},
-                                                  "plan check", phase::setup);
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> ranks_by_plan;
-  for (std::size_t r = 0; r < all.size() / 2; ++r) {
-    std::string& list = ranks_by_plan[{all[2 * r], all[2 * r + 1]}];
+  parts.add_options(fmt::format("prefetch {} reshard {} rounding seed {}", options.prefetch,
+                                options.reshard_after_forward, options.rounding_seed));
+  const std::vector<std::uint64_t> own = parts.hashes();
+  const auto all = gather_from_all<std::uint64_t>(context, own, "plan check", phase::setup);
+  std::map<std::vector<std::uint64_t>, std::string> ranks_by_plan;
+  std::size_t differs = own.size();
+  for (std::size_t r = 0; r < all.size() / own.size(); ++r) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(r * own.size());
+    const std::vector<std::uint64_t> of_rank(first, first + std::ssize(own));
+    std::string& list = ranks_by_plan[of_rank];
     list += fmt::format("{}{}", list.empty() ? "" : ", ", r);
+    differs = std::min(differs, first_difference(of_rank, {all.data(), own.size()}));
   }
   if (ranks_by_plan.size() == 1) return;
   std::string groups;
@@ -81,10 +56,10 @@ void require_equal_plans(Context& context, const std::string& rules) {
     groups += fmt::format("{}rank {}", groups.empty() ? "" : "; ", ranks);
   }
   throw plan_error(fmt::format(
-      "the ranks have different plans ({}); rank {} has {} units and {} tensors; all ranks must "
-      "pass the same model, placement, optimizers, precision and options",
-      groups, context.replicas.rank() * p.ranks + context.rank(), p.spec.units().size(),
-      p.spec.tensors().size()));
+      "the ranks have different plans ({}): they differ in {}; rank {} has {} units and {} "
+      "tensors; all ranks must pass the same model, placement, optimizers, precision and options",
+      groups, plan_parts::names[differs], context.replicas.rank() * p.ranks + context.rank(),
+      p.spec.units().size(), p.spec.tensors().size()));
 }
 
 // Do the ranks of the replicate axis hold the same? Errors: spec_error.
@@ -107,6 +82,15 @@ template <class Context>
 [[nodiscard]] site_map find_sites(Context& context) {
   const plan& p = context.plan;
   if constexpr (Context::elastic) {
+    if constexpr (requires { context.sites.round_timeout(); }) {
+      if (context.options.timeout <= context.sites.round_timeout()) {
+        throw spec_error(fmt::format(
+            "model_options.timeout is {} ms, but sites wait up to {} ms for one that does not come "
+            "(round_timeout of the elastic_world) and would fail before they drop it; give the "
+            "model a longer timeout",
+            context.options.timeout.count(), context.sites.round_timeout().count()));
+      }
+    }
     const int ranks = context.replicas.size() * p.ranks;
     if (ranks > 1) {
       throw spec_error(fmt::format(
@@ -168,23 +152,25 @@ template <class Context, class Where, class Rules>
   std::map<int, std::vector<std::vector<segment>>> by_ranks;
   for (const int ranks : sites.ranks) by_ranks.try_emplace(ranks);
   // A placement is what it does for all of these numbers of ranks.
-  std::string common = Context::precision::to_text() + "\n" + options_of(optimizers);
+  plan_parts parts(Context::precision::to_text(), optimizers);
   for (auto& [ranks, segments] : by_ranks) {
     plan of_ranks = planned(ranks);
-    common += to_text(of_ranks);
+    parts.add(of_ranks);
     segments = std::move(of_ranks.segments);
   }
-  const std::vector<std::uint64_t> own{common.size(), fnv1a(common)};
+  const std::vector<std::uint64_t> own = parts.hashes();
   const auto all =
       gather_over<std::uint64_t>(context, context.sites, own, "site plan check", phase::setup);
   for (int s = 0; s < sites.count(); ++s) {
-    const auto at = 2 * static_cast<std::size_t>(sites.first[static_cast<std::size_t>(s)]);
-    if (all[at] == own[0] && all[at + 1] == own[1]) continue;
-    if (Context::elastic && all[at] == 0) continue;  // nobody is there
+    const auto rank = static_cast<std::size_t>(sites.first[static_cast<std::size_t>(s)]);
+    const std::span<const std::uint64_t> there(all.data() + rank * own.size(), own.size());
+    const std::size_t differs = first_difference(there, own);
+    if (differs == own.size()) continue;
+    if (Context::elastic && there[0] == 0) continue;  // nobody is there
     throw plan_error(fmt::format(
-        "site {} trains something else than site {}: all sites must pass the same model, "
-        "placement, optimizers and precision",
-        s, sites.own));
+        "site {} trains something else than site {}: they differ in {}; all sites must pass the "
+        "same model, placement, optimizers and precision",
+        s, sites.own, plan_parts::names[differs]));
   }
   std::vector<const std::vector<std::vector<segment>>*> segments;
   for (const int ranks : sites.ranks) segments.push_back(&by_ranks.at(ranks));

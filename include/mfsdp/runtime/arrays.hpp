@@ -107,7 +107,7 @@ template <class Members>
     constexpr std::string_view kind = name_of_states<O>();
     const std::string label = p.optimizers[rules.size()].substr(std::string_view(O::name).size());
     model_rule& rule = rules.emplace_back(model_rule{std::string(kind) + label, kind, {}});
-    if constexpr (requires { rule.options = member.options(); }) rule.options = member.options();
+    rule.options = options_of(member);
   };
   std::apply([&](const auto&... member) { (add(member), ...); }, members);
   return rules;

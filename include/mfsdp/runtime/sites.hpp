@@ -10,11 +10,14 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "mfsdp/runtime/bits_hash.hpp"
 #include "mfsdp/runtime/context.hpp"
+#include "mfsdp/runtime/gather.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -78,6 +81,13 @@ struct shared_part {
   return parts;
 }
 
+// A state of which every site has equal bits after an exchange, if the rule keeps its promise.
+struct equal_state {
+  std::span<const float> values{};
+  std::string_view state;
+  std::string_view source;  // who computes it on each site
+};
+
 // What a rule has put in place of what will be the mean over the sites.
 struct contribution {
   std::size_t segment = 0;  // of plan.local_segments
@@ -86,6 +96,7 @@ struct contribution {
   std::size_t kept = 0;  // the first values, that stay as they are where no site counts; others are
                          // zero there
   bool heard = true;     // afterwards: whether a site counted for each part of it
+  std::vector<equal_state> equal{};
 };
 
 template <class Context>
@@ -132,6 +143,43 @@ class site_exchange {
     for (std::size_t i = 0; i < used_ + 1; ++i) {
       if (i < used_) start(messages_[i], all, slots_[i % slots_.size()]);
       if (i > 0) finish(messages_[i - 1], all, slots_[(i - 1) % slots_.size()]);
+    }
+  }
+
+  // Do all sites that are there hold the same bits of what each of them computes? Contributions as
+  // above, after they were adopted. Errors: spec_error on all ranks that hold what differs.
+  void require_equal(std::span<const contribution> all, std::int64_t step) {
+    for (std::size_t group = 0; group < groups_.size(); ++group) {
+      std::vector<std::pair<std::size_t, const equal_state*>> held;  // item, state
+      std::vector<std::uint64_t> own;
+      for (const own_part& part : parts_) {
+        const auto given = contribution_of(part, all);
+        if (part.group != group || given == all.end()) continue;
+        for (const equal_state& state : given->equal) {
+          held.emplace_back(context_.plan.local_segments[part.segment].item, &state);
+          own.push_back(detail::bits_hash(context_.backend, of_part(part, state.values), 0));
+        }
+      }
+      if (own.empty()) continue;
+      own.push_back(1);  // zero where nobody is
+      const auto hashes = detail::gather_over<std::uint64_t>(context_, groups_[group], own,
+                                                             "equal states", phase::setup);
+      std::vector<std::size_t> there;
+      for (std::size_t site = 0; site < hashes.size() / own.size(); ++site) {
+        if (hashes[(site + 1) * own.size() - 1] == 1) there.push_back(site);
+      }
+      for (const std::size_t site : there) {
+        for (std::size_t i = 0; i < held.size(); ++i) {
+          const auto hash_on = [&](std::size_t s) { return hashes[s * own.size() + i]; };
+          if (hash_on(site) == hash_on(there.front())) continue;
+          const auto& [item, state] = held[i];
+          throw spec_error(fmt::format(
+              "tensor '{}': state '{}' has other bits on site {} than on site {} in step {}; '{}' "
+              "computes it on every site and must give equal bits for equal arguments",
+              context_.plan.items[item].name, state->state, site, there.front(), step,
+              state->source));
+        }
+      }
     }
   }
 
@@ -233,18 +281,28 @@ class site_exchange {
                                  part.offset));
   }
 
+  [[nodiscard]] static auto contribution_of(const own_part& part,
+                                            std::span<const contribution> all) {
+    const auto own = std::ranges::lower_bound(all, part.segment, {}, &contribution::segment);
+    return own == all.end() || own->segment != part.segment ? all.end() : own;
+  }
+  // What of a segment's parameter or state belongs to a part of it: the states of a cut tensor have
+  // an element for each of its own.
+  template <class T>
+  [[nodiscard]] std::span<T> of_part(const own_part& part, std::span<T> of_segment) const {
+    const bool whole = part.count == item_of(part).elements();
+    return whole ? of_segment : slice(of_segment, part.from, part.count);
+  }
+
   // Every site forms the same ones of a group, since it knows the same shared parts; how they are
   // cut into segments differs between sites. The memory of messages is used again.
   void form_messages(std::span<const contribution> all) {
     used_ = 0;
     for (const own_part& part : parts_) {
-      const auto own = std::ranges::lower_bound(all, part.segment, {}, &contribution::segment);
-      if (own == all.end() || own->segment != part.segment) continue;
-      const bool whole = part.count == item_of(part).elements();
+      const auto own = contribution_of(part, all);
+      if (own == all.end()) continue;
       for (std::size_t i = 0; i < own->values.size(); ++i) {
-        // The states of a cut tensor have an element for each of its own.
-        std::span<float> left =
-            whole ? own->values[i] : slice(own->values[i], part.from, part.count);
+        std::span<float> left = of_part(part, own->values[i]);
         while (!left.empty()) {
           message& last = message_with_room(part.group);
           if (last.parts.empty() || last.parts.back().shared != &part) {

@@ -150,6 +150,7 @@ class optimizer_states {
         const int number = before ? round : m.rounds_before + round;
         contribution& own = contributions_[count];
         own.values.clear();
+        own.equal.clear();
         if (!m.exchanges(own, number, now)) continue;
         due_[count++] = {i, number};
       }
@@ -163,6 +164,7 @@ class optimizer_states {
       run(count, [&](std::size_t i, worker& by) {
         meetings_[due_[i].meeting].adopt(by, due_[i].round, now, contributions_[i].heard);
       });
+      if constexpr (checked) sites.require_equal(std::span(contributions_).first(count), now.step);
     }
     return met;
   }
@@ -570,6 +572,14 @@ class optimizer_states {
     for (std::size_t k = 0; k < entry.states.size(); ++k) {
       if (exchanged[k + 1]) own.values.push_back(entry.states[k].exact);
     }
+    if constexpr (checked && requires { optimizer.equal_states(entry.shape); }) {
+      const auto sources = optimizer.equal_states(entry.shape);
+      for (std::size_t k = 0; k < sources.size(); ++k) {
+        if (sources[k].empty() || entry.states[k].exact.empty()) continue;
+        own.equal.push_back(
+            {entry.states[k].exact, optimizer.states(entry.shape)[k].name, sources[k]});
+      }
+    }
     own.segment = entry.segment;
     own.counts = round >= O::rounds_before_update || entry.usable;
     own.kept = O::whole_matrix ? own.values.size() : std::size_t{exchanged[0]};
@@ -620,10 +630,12 @@ class optimizer_states {
   }
 
   template <class O>
-  [[nodiscard]] static update_context<float> context_of(const held_state<O>& entry,
-                                                        const step_request& now,
-                                                        const detail::scratch_space& scratch) {
-    return {entry.step, now.learning_rate_scale, scratch.rest(), now.step, entry.item};
+  [[nodiscard]] update_context<float> context_of(const held_state<O>& entry,
+                                                 const step_request& now,
+                                                 const detail::scratch_space& scratch) const {
+    return {entry.step,     now.learning_rate_scale,
+            scratch.rest(), now.step,
+            entry.item,     context_.plan.items[entry.item].name};
   }
 
   template <class O>

@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <limits>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "support/golden.hpp"
 #include "support/lordo_problem.hpp"
 #include "support/one_site.hpp"
+#include "support/refused.hpp"
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
@@ -161,41 +160,12 @@ TEST_CASE("ldadam takes any projector, and hands no signal to one that needs non
 }
 
 TEST_CASE("ldadam refuses options that make no sense, and shows those that matter") {
-  const auto refused = [](const ldadam<>& rule, const std::string& what) {
-    std::string message = "accepted";
-    try {
-      rule.check();
-    } catch (const mfsdp::spec_error& e) {
-      message = e.what();
-    }
-    CAPTURE(message);
-    return message.find(what) != std::string::npos;
-  };
-  CHECK(refused({.rank = 0}, "ldadam: rank is 0"));
-  CHECK(refused({.beta1 = 1}, "beta1 is 1"));
-  CHECK(refused({.beta2 = -1}, "beta2 -1"));
-  CHECK(refused({.epsilon = 0}, "epsilon is 0"));
-  CHECK(refused({.interpolation = 1.5}, "interpolation is 1.5"));
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK(refused({.learning_rate = -1}, "learning_rate is -1"));
-  CHECK(refused({.learning_rate = nan}, "learning_rate is nan"));
-  CHECK(refused({.weight_decay = -1}, "weight_decay is -1"));
-  CHECK(refused({.weight_decay = nan}, "weight_decay is nan"));
-  CHECK(refused({}, "accepted"));
-
-  std::vector<ldadam<>> rules(9);
-  rules[1].rank = 3;
-  rules[2].learning_rate = 1;
-  rules[3].beta1 = 0.5;
-  rules[4].beta2 = 0.5;
-  rules[5].epsilon = 0.5;
-  rules[6].weight_decay = 0.5;
-  rules[7].interpolation = 0.5;
-  rules[8].feedback = false;
-  std::set<std::string> texts;
-  for (const ldadam<>& rule : rules) texts.insert(rule.options());
+  auto texts = mfsdp_test::check_adam_options(ldadam{});
+  CHECK(mfsdp_test::refused(ldadam{.interpolation = 1.5}, "interpolation is 1.5"));
+  texts.insert(ldadam{.interpolation = 0.5}.options());
+  texts.insert(ldadam{.feedback = false}.options());
   texts.insert(ldadam<random_projection>{}.options());
-  CHECK(texts.size() == rules.size() + 1);
+  CHECK(texts.size() == 7 + 3);
 }
 
 }  // namespace ldadam_test

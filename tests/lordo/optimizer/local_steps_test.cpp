@@ -16,6 +16,7 @@
 #include "mfsdp/optimizer/soap.hpp"
 #include "support/golden.hpp"
 #include "support/one_matrix.hpp"
+#include "support/refused.hpp"
 #include "support/site_gradients.hpp"
 #include "support/trial.hpp"
 
@@ -231,16 +232,7 @@ TEST_CASE("stagger spreads the syncs of parameters over the steps") {
 }
 
 TEST_CASE("local steps refuse options that make no sense, and show those that matter") {
-  const auto refused = [](const auto& rule, const std::string& what) {
-    std::string message = "accepted";
-    try {
-      rule.check();
-    } catch (const spec_error& e) {
-      message = e.what();
-    }
-    CAPTURE(message);
-    return message.find(what) != std::string::npos;
-  };
+  using mfsdp_test::refused;
   CHECK(refused(local_steps{.inner = muon{.momentum = 1}}, "muon: momentum is 1"));
   CHECK(refused(local_steps{.inner = adamw{}, .periods = {.parameters = 0}}, "local adamw: "));
   CHECK(refused(local_steps{.inner = adamw{}, .outer = outer_nesterov{.learning_rate = 0}},

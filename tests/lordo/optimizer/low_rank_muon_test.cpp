@@ -25,12 +25,6 @@ rule_type basic(double omega) {
   return {.rank = 2, .learning_rate = 0.02, .omega = omega, .periods = {.parameters = 4}};
 }
 
-quadratic started() {
-  quadratic problem;
-  problem.start = gaussian(64, 8, 0.5);
-  return problem;
-}
-
 }  // namespace
 
 TEST_CASE("the rule conforms") {
@@ -39,7 +33,7 @@ TEST_CASE("the rule conforms") {
 
 TEST_CASE("with omega 1 a step is orthogonal, of rank r, in the span of the basis") {
   const rule_type rule = basic(1);
-  quadratic problem = started();
+  quadratic problem = started_quadratic();
   problem.sites = 1;
   auto one = problem.make(rule);
   problem.train(one, 1, 2);
@@ -57,7 +51,7 @@ TEST_CASE("with omega 1 a step is orthogonal, of rank r, in the span of the basi
 
 TEST_CASE("the span stays with omega 1 and moves with less") {
   for (const double omega : {1.0, 0.5}) {
-    const quadratic problem = started();
+    const quadratic problem = started_quadratic();
     rule_type rule = basic(omega);
     rule.learning_rate = 0.1;
     auto sites = problem.make(rule);
@@ -124,7 +118,7 @@ TEST_CASE("a basis that sees next to nothing of a gradient gives a bounded step,
 }
 
 TEST_CASE("at full size the rule is Muon without look-ahead") {
-  quadratic problem = started();
+  quadratic problem = started_quadratic();
   problem.sites = 1;
   rule_type rule = basic(0.5);
   rule.rank = 8;

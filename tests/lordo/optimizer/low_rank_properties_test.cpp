@@ -76,12 +76,6 @@ outcome run(const rule_type& rule, const quadratic& problem = {}, int count = st
   return result;
 }
 
-quadratic started() {
-  quadratic problem;
-  problem.start = gaussian(64, 8, 0.5);
-  return problem;
-}
-
 }  // namespace
 
 // --------------------------------------------------------------------------------- stagnation
@@ -91,7 +85,7 @@ TEST_CASE("without a full-rank term no step leaves the span of the first basis")
     CAPTURE(power);
     rule_type rule = basic(1);
     rule.projector.power = power;
-    for (const quadratic& problem : {quadratic{}, started()}) {
+    for (const quadratic& problem : {quadratic{}, started_quadratic()}) {
       const outcome end = run(rule, problem);
       CHECK(end.drift < 1e-12);
       CHECK(end.rank_gap < 1e-12);
@@ -113,13 +107,13 @@ TEST_CASE("error feedback cannot help then: nothing of it is ever in the span") 
 
 TEST_CASE("decay of the parameter pulls the basis towards the parameter, decay of the anchor not") {
   rule_type rule = basic(1);
-  const outcome none = run(rule, started());
+  const outcome none = run(rule, started_quadratic());
   rule.weight_decay = 0.1;
-  const outcome anchored = run(rule, started());
+  const outcome anchored = run(rule, started_quadratic());
   CHECK(anchored.drift < 1e-9);
   CHECK(largest_difference(anchored.parameter, none.parameter) > 0.01);
   rule.decay_from = decay_source::parameter;
-  const outcome plain = run(rule, started());
+  const outcome plain = run(rule, started_quadratic());
   CHECK(plain.drift > 0.5);
   CHECK(plain.rank_gap > 1e-3);
 }
@@ -127,7 +121,7 @@ TEST_CASE("decay of the parameter pulls the basis towards the parameter, decay o
 TEST_CASE("decay of the anchor is taken out exactly even if sites leave out updates") {
   rule_type rule = basic(1);
   rule.weight_decay = 0.1;
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto sites = problem.make(rule);
   problem.train(sites, 1, 1);
   const std::vector<double> first = sites.state(rule_type::basis);
@@ -203,7 +197,7 @@ TEST_CASE("feedback that decays at once is none, that never decays is full") {
 TEST_CASE("one site, a basis that stays and omega 1: Adam on the coordinates") {
   rule_type rule = basic(1);
   rule.periods.parameters = 1000;
-  quadratic problem = started();
+  quadratic problem = started_quadratic();
   problem.sites = 1;
   auto sites = problem.make(rule);
   const mfsdp::adamw adam{
@@ -232,7 +226,7 @@ TEST_CASE("with equal data several sites are as good as one, for every period") 
       rule_type rule = basic(0.6);
       rule.periods.parameters = every;
       rule.variant = variant;
-      quadratic problem = started();
+      quadratic problem = started_quadratic();
       problem.same_data = true;
       auto four = problem.make(rule);
       problem.sites = 1;
@@ -250,7 +244,7 @@ TEST_CASE("sites that share a basis have equal bits of it, and of the parameter 
   rule.weight_decay = 0.1;
   rule.periods.first_moment = 3;
   rule.periods.second_moment = 7;
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto sites = problem.make(rule);
   problem.train(sites, 1, 40, [&](int step) {
     for (std::size_t i = 1; i < problem.sites; ++i) {
@@ -263,7 +257,7 @@ TEST_CASE("sites that share a basis have equal bits of it, and of the parameter 
 TEST_CASE("the sign of a basis vector does not matter") {
   rule_type rule = basic(0.6);
   rule.feedback = error_feedback::full;
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto plain = problem.make(rule);
   rule.projector.flipped = true;
   auto flipped = problem.make(rule);
@@ -288,15 +282,15 @@ TEST_CASE("mu is omega and the rate in disguise") {
   rule_type b = basic(0.8);
   b.mu = 2.25;
   b.learning_rate = 0.0135;
-  CHECK(largest_difference(run(a, started(), 60).parameter, run(b, started(), 60).parameter) <
-        1e-11);
+  CHECK(largest_difference(run(a, started_quadratic(), 60).parameter,
+                           run(b, started_quadratic(), 60).parameter) < 1e-11);
 }
 
 TEST_CASE("clipped moments drift no further than they can between two syncs") {
   const double rho = 0.3;
   rule_type rule = basic(0.6);
   rule.clip = {.rule = clip_rule::element, .threshold = rho};
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto sites = problem.make(rule);
   const double p = 8;
   const double first_bound = 2 * std::sqrt(p) * rho * (1 - std::pow(0.9, period));
@@ -320,7 +314,7 @@ TEST_CASE("clipped moments drift no further than they can between two syncs") {
 // --------------------------------------------------------------------------- skipped updates
 
 TEST_CASE("a round opens with its first update, if that is not its first step") {
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   const auto skipping = [&](auto& sites, int step) {
     std::vector<std::vector<double>> gradients;
     for (std::size_t i = 0; i < problem.sites; ++i) {
@@ -385,7 +379,7 @@ TEST_CASE("the residual term leaves the subspace to the momentum") {
   residual.full_term = full_rank_term::residual;
   rule_type low = basic(1);
   low.learning_rate = 0.5 * residual.learning_rate;
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto a = problem.make(residual);
   auto b = problem.make(low);
   problem.train(a, 1, 1);
@@ -407,7 +401,7 @@ TEST_CASE("the residual term leaves the subspace to the momentum") {
 
 TEST_CASE("a first gradient that nobody can use leaves the random basis") {
   const rule_type rule = basic(0.6);
-  const quadratic problem = started();
+  const quadratic problem = started_quadratic();
   auto sites = problem.make(rule);
   const std::vector<double> drawn = sites.state(rule_type::basis);
   sites.step(std::vector<std::vector<double>>(problem.sites));
@@ -428,7 +422,7 @@ TEST_CASE("a first gradient that nobody can use leaves the random basis") {
 
 TEST_CASE("figures say how the basis moves and what the terms weigh") {
   rule_type rule = basic(1);
-  quadratic problem = started();
+  quadratic problem = started_quadratic();
   problem.sites = 1;
   auto still = problem.make(rule);
   problem.train(still, 1, 5 * period);
@@ -494,7 +488,7 @@ TEST_CASE("a clipped norm is the threshold") {
   rule_type rule = basic(1);
   rule.clip = {.rule = clip_rule::norm, .threshold = 0.5};
   rule.moments = {.beta1 = 0, .beta2 = 0, .bias_correction = false};
-  quadratic problem = started();
+  quadratic problem = started_quadratic();
   problem.sites = 1;
   auto sites = problem.make(rule);
   std::vector<double> g = problem.gradient(problem.start, 0, 1);

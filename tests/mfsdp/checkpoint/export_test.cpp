@@ -9,6 +9,8 @@
 #include "support/checkpoint_models.hpp"
 #include "support/checkpoint_values.hpp"
 
+namespace export_test {
+
 namespace {
 
 using checkpoint_files::refusal_of;
@@ -110,3 +112,5 @@ TEST_CASE("above a size there are several files and an index that leads to each 
   CHECK(tensors == checkpoint_models::spec_of({"adamw"}).tensors().size());
   CHECK(count_files(folder / "shards") == by_file.size() + 1);
 }
+
+}  // namespace export_test

@@ -15,6 +15,8 @@
 #include "support/checkpoint_values.hpp"
 #include "support/toy_training.hpp"
 
+namespace failures_test {
+
 namespace {
 
 using checkpoint_files::refusal_of;
@@ -269,3 +271,5 @@ TEST_CASE("a crash between two renames loses nothing") {
   check_still_loads(root.path(), toy::odd_spec(), 2);
   CHECK(std::filesystem::exists(root / "step-000000000007"));
 }
+
+}  // namespace failures_test

@@ -9,6 +9,8 @@
 #include "support/checkpoint_models.hpp"
 #include "support/checkpoint_values.hpp"
 
+namespace placements_test {
+
 namespace {
 
 constexpr auto as_it_is = [](auto rule) { return rule; };
@@ -79,3 +81,5 @@ TEST_CASE("what full copies save loads on owners and by rows") {
   check_placements(mfsdp::replicated_placement{}, mfsdp::owner_placement{}, mfsdp::row_placement{},
                    mfsdp::replicated_placement{});
 }
+
+}  // namespace placements_test

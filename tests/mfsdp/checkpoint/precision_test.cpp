@@ -9,6 +9,8 @@
 #include "support/checkpoint_values.hpp"
 #include "support/site_training.hpp"
 
+namespace precision_test {
+
 namespace {
 
 using checkpoint_files::refusal_of;
@@ -90,3 +92,5 @@ TEST_CASE("another type is an error that names each array, and converts if asked
     CHECK(at.changed_options[0].find("precision") != std::string::npos);
   });
 }
+
+}  // namespace precision_test

@@ -7,6 +7,8 @@
 #include "support/checkpoint_values.hpp"
 #include "support/site_training.hpp"
 
+namespace resume_test {
+
 namespace {
 
 using checkpoint_files::temporary_folder;
@@ -114,3 +116,5 @@ TEST_CASE("the latest counts, also for a model that has been trained, and the la
   CHECK(steps == std::vector<std::int64_t>{3, 4, 5});
   CHECK(mfsdp::detail::folders_in(root.path()).size() == 3);
 }
+
+}  // namespace resume_test

@@ -10,6 +10,8 @@
 #include "support/checkpoint_models.hpp"
 #include "support/checkpoint_values.hpp"
 
+namespace round_trip_test {
+
 namespace {
 
 using checkpoint_files::temporary_folder;
@@ -146,3 +148,5 @@ TEST_CASE("the background saver writes the same files") {
   }
   CHECK(files == 7);
 }
+
+}  // namespace round_trip_test

@@ -6,6 +6,8 @@
 #include "support/checkpoint_files.hpp"
 #include "support/checkpoint_values.hpp"
 
+namespace strictness_test {
+
 namespace {
 
 using checkpoint_files::refusal_of;
@@ -142,3 +144,5 @@ TEST_CASE("parameters alone begin a run of their own, whatever the optimizers") 
     });
   });
 }
+
+}  // namespace strictness_test

@@ -280,9 +280,14 @@ TEST_CASE("joining needs a free seat, a run, and somebody to let one in") {
   elastic_world world{2, patient};
   const auto nothing = [](elastic_collective) {};
   CHECK(mentions(message_of<usage_error>([&] { (void)world.join(nothing); }), "does not run"));
-  CHECK_THROWS_AS(elastic_world(0), spec_error);
-  CHECK_THROWS_AS(elastic_world(2, {.founders = 3}), spec_error);
-  CHECK_THROWS_AS(elastic_world(2, {.round_timeout = 0ms}), spec_error);
+  const auto refusal = [](int seats, elastic_options options) {
+    return message_of<spec_error>([&] { elastic_world(seats, options); });
+  };
+  CHECK(refusal(0, {}) == "elastic_world: 0 seats; give it at least one");
+  CHECK(refusal(2, {.founders = 3}) ==
+        "elastic_world: 3 founders for 2 seats; give it at most one a seat, or 0 for one on each");
+  CHECK(refusal(2, {.round_timeout = 0ms}) ==
+        "elastic_world: round_timeout is 0 ms; it must be positive");
   std::string left_alone;
   std::latch waits{1};
   const auto failures = world.run([&](elastic_collective self) {

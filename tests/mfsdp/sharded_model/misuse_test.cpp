@@ -211,6 +211,34 @@ TEST_CASE("ranks with different plans") {
   }
 }
 
+TEST_CASE("ranks with different plans are told in what they differ first") {
+  struct arguments {
+    model_spec spec = toy::odd_spec();
+    mixed<muon, adamw> rules = toy::optimizers();
+    model_options options{};
+  };
+  const auto told = [](const arguments& of_rank_1) {
+    std::string message;
+    try {
+      thread_world{2}.run([&](auto comm) {
+        const arguments own = comm.rank() == 1 ? of_rank_1 : arguments{};
+        sharded_model model{own.spec, comm, owner_placement{}, own.rules, own.options};
+      });
+    } catch (const plan_error& e) {
+      message = e.what();
+    }
+    return message;
+  };
+  arguments other;
+  other.options.prefetch = 2;
+  CHECK(contains(told(other), "they differ in model_options: prefetch"));
+  other.rules.matrix.learning_rate = 0.5;
+  CHECK(contains(told(other), "they differ in the optimizers: their options"));
+  other.spec.unit("more").matrix("weight", 8, 4);
+  CHECK(contains(told(other), "they differ in the model: "));
+  CHECK(told({}).empty());
+}
+
 TEST_CASE("norms and rates that make no sense") {
   for (const double norm : {0.0, -1.0, std::nan("")}) {
     CHECK(contains(misuse([&](auto& model) { model.clip(norm); }), "must be positive"));

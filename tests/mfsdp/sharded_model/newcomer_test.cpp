@@ -1,8 +1,10 @@
 // Newcomers whose model stores several types, and calls in a wrong state.
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <latch>
 #include <string>
+#include <vector>
 
 #include "support/elastic_training.hpp"
 
@@ -58,22 +60,28 @@ TEST_CASE("calls in a wrong state, and sites of several ranks, are refused") {
     for (int step = 0; step < 2; ++step) toy::step_site(model, toy::single_ranks(2, 2), step);
     world.join([&](elastic_collective self) {
       sharded_model fresh{toy::odd_spec(), toy::site_of(self), owner_placement{}, rule, types{}};
-      fresh.initialize(toy::initialize);
-      toy::reduce_zeros(fresh);
-      CHECK(mentions(message_of<usage_error>([&] { (void)fresh.step(); }), "has not joined"));
+      for (const auto& call : std::vector<std::function<void()>>{
+               [&] { fresh.initialize(toy::initialize); },
+               [&] { (void)fresh.acquire(0, pass::forward); },
+               [&] { (void)fresh.step(); },
+           }) {
+        CHECK(mentions(message_of<usage_error>(call), "has not joined them: call join"));
+      }
       done.count_down();
     });
     done.wait();
-    std::string what;
-    try {
-      thread_world{2}.run([&](auto inside) {
-        const mesh axes{inside, self{}, axis};
-        sharded_model wide{toy::odd_spec(), axes, owner_placement{}, rule};
+    const auto refusal = [&](int ranks, const model_options& options) {
+      return message_of<spec_error>([&] {
+        thread_world{ranks}.run([&](auto inside) {
+          const mesh axes{inside, self{}, axis};
+          sharded_model unfit{toy::odd_spec(), axes, owner_placement{}, rule, options};
+        });
       });
-    } catch (const spec_error& e) {
-      what = e.what();
-    }
-    CHECK(mentions(what, "an elastic site axis has sites of one rank each, but this one has 2"));
+    };
+    CHECK(mentions(refusal(2, {}),
+                   "an elastic site axis has sites of one rank each, but this one has 2"));
+    CHECK(mentions(refusal(1, {.timeout = patient}),
+                   "model_options.timeout is 30000 ms, but sites wait up to 30000 ms"));
   });
   for (const member_failure& failure : failures) FAIL_CHECK(failure.what);
 }
