@@ -20,7 +20,7 @@ using checkpoint_values::everything;
 
 constexpr lordo::sync_periods every_third{.parameters = 3};
 
-const std::vector<std::string> names{"adam", "muon", "local", "mean", "ldadam", "galore"};
+const std::vector<std::string> periodic_names{"adam", "muon", "local", "mean", "ldadam", "galore"};
 
 auto periodic_rules() {
   using namespace mfsdp;
@@ -42,8 +42,9 @@ auto periodic_rules() {
 template <class Body>
 void on_sites(const std::vector<int>& ranks, Body&& body) {
   mfsdp::thread_world{std::accumulate(ranks.begin(), ranks.end(), 0)}.run([&](auto comm) {
-    mfsdp::sharded_model model{checkpoint_models::spec_of(names), mfsdp::make_sites(comm, ranks),
-                               mfsdp::owner_placement{}, periodic_rules(),
+    mfsdp::sharded_model model{checkpoint_models::spec_of(periodic_names),
+                               mfsdp::make_sites(comm, ranks), mfsdp::owner_placement{},
+                               periodic_rules(),
                                mfsdp::model_options{.timeout = std::chrono::seconds(20)}};
     body(model);
   });
@@ -51,7 +52,7 @@ void on_sites(const std::vector<int>& ranks, Body&& body) {
 
 // From the step that the model has reached on.
 template <class Model>
-void train_until(Model& model, int steps) {
+void train_sites_until(Model& model, int steps) {
   const toy::site_settings how{
       .ranks = {}, .parts = std::vector<int>(static_cast<std::size_t>(model.sites()), 2)};
   for (int step = static_cast<int>(model.counts().steps); step < steps; ++step) {
@@ -74,13 +75,13 @@ void save_sites(const std::string& root, const std::vector<int>& ranks, by_site&
   on_sites(ranks, [&](auto& model) {
     const auto site = static_cast<std::size_t>(model.site());
     model.initialize(toy::initialize);
-    train_until(model, 4);
+    train_sites_until(model, 4);
     mfsdp::save(model, root);
-    train_until(model, 5);
+    train_sites_until(model, 5);
     const std::string folder = mfsdp::save(model, root);
     CHECK(folder == fmt::format("{}/site-{}/step-000000000005", root, site));
     saved[site].add(model);
-    train_until(model, 8);
+    train_sites_until(model, 8);
     ended[site].add(model);
   });
 }
@@ -118,7 +119,7 @@ TEST_CASE("sites go on bit for bit in the middle of a period, each from its own"
     const mfsdp::loaded at = mfsdp::load(model, root.path());
     CHECK(at.step == 5);
     CHECK(!at.joined);
-    train_until(model, 8);
+    train_sites_until(model, 8);
     resumed[static_cast<std::size_t>(model.site())].add(model);
   });
   check_equal(resumed, ended);
@@ -129,12 +130,12 @@ TEST_CASE("sites go on bit for bit in the middle of a period, each from its own"
   on_sites({1, 2}, [&](auto& model) {
     const auto site = static_cast<std::size_t>(model.site());
     saved[site].put(model);
-    train_until(model, 8);
+    train_sites_until(model, 8);
     expected[site].add(model);
   });
   on_sites({1, 2}, [&](auto& model) {
     mfsdp::load(model, root.path());
-    train_until(model, 8);
+    train_sites_until(model, 8);
     other[static_cast<std::size_t>(model.site())].add(model);
   });
   check_equal(other, expected);
@@ -155,7 +156,7 @@ TEST_CASE("fewer sites go on without the last, more with what the first has as o
       } else {
         saved[joins ? 0 : site].put(model, joins);
       }
-      train_until(model, 8);
+      train_sites_until(model, 8);
       ends[site].add(model);
     });
     return ends;
@@ -174,7 +175,7 @@ TEST_CASE("the latest step that all sites have; what is newer is put aside") {
   std::filesystem::remove_all(root / "site-1/step-000000000005");
   on_sites({1, 1}, [&](auto& model) {
     CHECK(mfsdp::load(model, root.path()).step == 4);
-    train_until(model, 8);
+    train_sites_until(model, 8);
     by_site resumed(2);
     const auto site = static_cast<std::size_t>(model.site());
     resumed[site].add(model);
@@ -184,7 +185,7 @@ TEST_CASE("the latest step that all sites have; what is newer is put aside") {
   CHECK(mfsdp::latest_checkpoint(root.path()) == 4);
   on_sites({1, 1}, [&](auto& model) {
     mfsdp::load(model, root.path());
-    train_until(model, 5);
+    train_sites_until(model, 5);
     mfsdp::save(model, root.path());
     const std::string text =
         refusal_of([&] { return mfsdp::save(model, root.path(), {.keep_last = 1}); });
