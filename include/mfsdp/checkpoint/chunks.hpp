@@ -11,7 +11,7 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// What is copied, hashed, and written or read at a time, in bytes.
+// What is copied, hashed, and written or read at a time, in bytes: it stays in a core's cache.
 inline constexpr index_t checkpoint_chunk = index_t{1} << 20;
 
 // Calls f(first, host copy) for the parts of a span that for_each_held has shown.

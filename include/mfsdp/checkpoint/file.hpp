@@ -122,6 +122,11 @@ class file {
     }
   }
 
+  // Says that these bytes will be read soon, so that the system can fetch them in the meantime.
+  void will_read(std::int64_t bytes, std::int64_t offset) const {
+    (void)::posix_fadvise(descriptor_, offset, bytes, POSIX_FADV_WILLNEED);
+  }
+
   // Waits until what was written is on the disk.
   void sync() {
     while (::fsync(descriptor_) != 0) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,14 @@ class model_loader {
         reader_(std::move(folder), stored),
         checksums_(matched.arrays.size(), 0) {}
 
+  // Before the first fill, in the same order: what will be filled.
+  template <class T>
+  void announce(const held_part& part, std::span<T> values) {
+    for_each_part(std::ssize(values), chunk_elements(part), [&](index_t at, index_t count) {
+      announced_.push_back({part.array, part.first + at, count});
+    });
+  }
+
   // Of a part of an array that this rank holds.
   template <class T>
   void fill(const held_part& part, std::span<T> values) {
@@ -98,25 +107,49 @@ class model_loader {
   [[nodiscard]] const checkpoint_reader& reader() const { return reader_; }
 
  private:
+  struct range {
+    std::size_t array;  // of the model
+    index_t first;
+    index_t count;
+  };
+
+  // The disk works on this many chunks while one is hashed and copied.
+  static constexpr std::size_t ahead = 32;
+
+  [[nodiscard]] index_t chunk_elements(const held_part& part) const {
+    const std::string& dtype = stored_.arrays[matched_.arrays[part.array]].dtype;
+    return checkpoint_chunk * 8 / safetensors_bits(dtype);
+  }
+
   template <class Stored, class T>
   void fill_from(const held_part& part, std::span<T> values) {
-    const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(Stored));
+    using word = std::conditional_t<sizeof(Stored) == 2, std::uint16_t, std::uint32_t>;
+    const index_t most = chunk_elements(part);
     const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
-    std::vector<Stored> stored(room);
+    std::vector<Stored> read(room);
     std::vector<T> converted(std::same_as<Stored, T> ? 0 : room);
     for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
-      const std::span<Stored> read = slice(std::span(stored), 0, count);
-      reader_.read(matched_.arrays[part.array], part.first + at, read);
-      checksums_[part.array] += bits_hash_of(std::as_bytes(read), part.first + at, sizeof(Stored));
+      look_ahead();
+      const std::span<Stored> host = slice(std::span(read), 0, count);
+      reader_.read(matched_.arrays[part.array], part.first + at, host);
+      checksums_[part.array] += bits_hash_of<word>(std::as_bytes(host), part.first + at);
       if constexpr (std::same_as<Stored, T>) {
-        model_.write(std::span<const T>(read), slice(values, at, count));
+        model_.write(std::span<const T>(host), slice(values, at, count));
       } else {
-        const std::span<T> out = slice(std::span(converted), 0, count);
-        std::ranges::transform(read, out.begin(),
+        const std::span<T> narrow = slice(std::span(converted), 0, count);
+        std::ranges::transform(host, narrow.begin(),
                                [](Stored value) { return T(static_cast<float>(value)); });
-        model_.write(std::span<const T>(out), slice(values, at, count));
+        model_.write(std::span<const T>(narrow), slice(values, at, count));
       }
     });
+  }
+
+  void look_ahead() {
+    ++begun_;
+    for (; hinted_ < std::min(announced_.size(), begun_ + ahead); ++hinted_) {
+      const range& next = announced_[hinted_];
+      reader_.will_read(matched_.arrays[next.array], next.first, next.count);
+    }
   }
 
   Model& model_;
@@ -124,6 +157,9 @@ class model_loader {
   const matched_manifest& matched_;
   checkpoint_reader reader_;
   std::vector<std::uint64_t> checksums_;  // by array of the model
+  std::vector<range> announced_;          // chunks, in the order in which they are filled
+  std::size_t begun_ = 0;                 // of them
+  std::size_t hinted_ = 0;
 };
 
 // Whether all sites are well. A collective call of all of them, if there are several.
@@ -211,8 +247,10 @@ loaded load(Model& model, const std::string& root, const load_options& options =
 
   model.restore(counts, chosen.joins, [&](auto&& for_each) {
     detail::model_loader<Model> loader(model, stored, matched, chosen.path);
-    fault = detail::fault_of(
-        [&] { for_each([&](const held_part& part, auto values) { loader.fill(part, values); }); });
+    fault = detail::fault_of([&] {
+      for_each([&](const held_part& part, auto values) { loader.announce(part, values); });
+      for_each([&](const held_part& part, auto values) { loader.fill(part, values); });
+    });
     const std::string faults = detail::join_faults(detail::gather_texts(of_site, fault, doing));
     const std::string damage =
         faults.empty() ? loader.damage(model.gather(loader.checksums(), doing)) : faults;

@@ -40,20 +40,22 @@ class checkpoint_reader {
     for (const stored_tensor& tensor : stored.tensors) tensors_.emplace(tensor.name, &tensor);
   }
 
-  // Elements first, first + 1, ... of an array, as many as `values` has. T is as wide as the type
-  // that is stored.
-  template <class T>
-  void read(std::size_t array, index_t first, std::span<T> values) {
-    const stored_array& from = stored_.arrays[array];
-    const index_t end = first + std::ssize(values);
-    auto part = std::ranges::upper_bound(from.parts, first, {}, &stored_part::first) - 1;
-    for (index_t at = first; at < end; ++part) {
-      const index_t count = std::min(end, part->first + part->count) - at;
-      const safetensors_file& file = open(part->file);
-      file.read(entry_of(file, from, *part), at - part->first, slice(values, at - first, count));
-      bytes_ += count * static_cast<index_t>(sizeof(T));
-      at += count;
-    }
+  // Elements first, first + 1, ... of an array, as many as `values` has. Word is as wide as the
+  // type that is stored.
+  template <class Word>
+  void read(std::size_t array, index_t first, std::span<Word> values) {
+    for_each_range(array, first, std::ssize(values),
+                   [&](const safetensors_file& file, const safetensors_entry& entry, index_t from,
+                       index_t at, index_t count) {
+                     file.read(entry, from, slice(values, at, count));
+                     bytes_ += count * static_cast<index_t>(sizeof(Word));
+                   });
+  }
+  // That they will be read soon.
+  void will_read(std::size_t array, index_t first, index_t count) {
+    for_each_range(array, first, count,
+                   [](const safetensors_file& file, const safetensors_entry& entry, index_t from,
+                      index_t, index_t n) { file.will_read(entry, from, n); });
   }
 
   // Read so far: of arrays, and of headers.
@@ -74,6 +76,21 @@ class checkpoint_reader {
   }
 
  private:
+  // Calls f(file, entry, first element in it, first element in the range, elements) for each part
+  // of an array that a range is in.
+  template <class F>
+  void for_each_range(std::size_t array, index_t first, index_t elements, F&& f) {
+    const stored_array& from = stored_.arrays[array];
+    auto part = std::ranges::upper_bound(from.parts, first, {}, &stored_part::first) - 1;
+    for (index_t done = 0; done < elements; ++part) {
+      const index_t at = first + done;
+      const index_t count = std::min(elements - done, part->first + part->count - at);
+      const safetensors_file& file = open(part->file);
+      f(file, entry_of(file, from, *part), at - part->first, done, count);
+      done += count;
+    }
+  }
+
   const safetensors_file& open(std::size_t which) {
     std::optional<safetensors_file>& file = files_[which];
     if (file) return *file;

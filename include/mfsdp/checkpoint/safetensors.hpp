@@ -283,6 +283,11 @@ class safetensors_file {
     }
     file_.read(std::as_writable_bytes(values), entry.first_byte + first * width);
   }
+  // That these elements will be read soon.
+  void will_read(const safetensors_entry& entry, index_t first, index_t count) const {
+    const std::int64_t width = detail::safetensors_bits(entry.dtype) / 8;
+    file_.will_read(count * width, entry.first_byte + first * width);
+  }
 
  private:
   detail::file file_;
