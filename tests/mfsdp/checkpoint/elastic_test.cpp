@@ -8,6 +8,8 @@
 #include "support/checkpoint_values.hpp"
 #include "support/elastic_training.hpp"
 
+namespace elastic_test {
+
 namespace {
 
 auto elastic_model(const mfsdp::elastic_collective& axis) {
@@ -82,3 +84,5 @@ TEST_CASE("who comes to others that have loaded joins, and may not load") {
   });
   CHECK(joined == 1);
 }
+
+}  // namespace elastic_test

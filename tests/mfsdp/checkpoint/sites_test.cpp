@@ -12,6 +12,8 @@
 #include "support/checkpoint_values.hpp"
 #include "support/site_training.hpp"
 
+namespace sites_test {
+
 namespace {
 
 using checkpoint_files::refusal_of;
@@ -216,3 +218,5 @@ TEST_CASE("a site that cannot load stops the others, too") {
         std::string::npos);
   });
 }
+
+}  // namespace sites_test
