@@ -494,21 +494,27 @@ class sharded_model {
     }
   }
 
+  // Errors: usage_error if a unit is in use, or if the site comes to others and has to join.
+  void require_restorable(std::string_view what) const {
+    require_released(what);
+    if constexpr (elastic) {
+      if (context_.sites.joins()) {
+        throw usage_error(
+            fmt::format("{}: others train already and this site comes to them: call join", what));
+      }
+    }
+  }
+
   // Instead of initialize(): sets parameters, states and counts to what another run had.
   // fill(for_each) writes them all in a call for_each(visit), which calls visit(part, values) as
   // for_each_held does, with values to write. Until fill returns, and after it throws, the model
   // has no values. Without counts the states begin anew, as after initialize, and fill is shown
   // parameters only; all sites then need equal ones. If this site `joins` it takes over what was of
   // another one: rules reset what belongs to one site only (PeriodicOptimizer). All ranks of the
-  // site alike. Errors: usage_error as initialize.
+  // site alike. Errors: as require_restorable.
   template <class Fill>
   void restore(const std::optional<training_counts>& counts, bool joins, Fill&& fill) {
-    require_released("restore");
-    if constexpr (elastic) {
-      if (context_.sites.joins()) {
-        throw usage_error("restore: others train already and this site comes to them: call join");
-      }
-    }
+    require_restorable("restore");
     parameters_.quiesce();
     initialized_ = false;
     fill([&](auto&& visit) {

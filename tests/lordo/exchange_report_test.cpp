@@ -40,6 +40,21 @@ TEST_CASE("a report from shapes is what a run exchanges, but for the counts of s
   }
 }
 
+TEST_CASE("galore neither sends nor keeps a gradient for a projector that reads none") {
+  model_spec spec;
+  spec.unit("block").matrix("up", 48, 16);
+  const auto load = [&](const auto& rule) {
+    return exchange_load_of(make_plan(spec, 1, owner_placement{}, rule), rule, 1, 4);
+  };
+  const exchange_load reads = load(lordo::galore<>{.rank = 4, .refresh = 2});
+  const exchange_load blind =
+      load(lordo::galore<lordo::random_projection>{.rank = 4, .refresh = 2});
+  CHECK(reads.exchanged == 2 * 48 * 16 + 2 * 4 * 48);
+  CHECK(blind.exchanged == 4 * 4 * 48);
+  CHECK(reads.states.at("mean_gradient") == 48 * 16);
+  CHECK(blind.states.at("mean_gradient") == 0);
+}
+
 TEST_CASE("rules of one site exchange nothing") {
   const mixed rules{muon{}, adamw{}};
   const plan p = make_plan(mfsdp_test::mixing_spec(), 1, owner_placement{}, rules);

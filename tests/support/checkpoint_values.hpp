@@ -85,12 +85,13 @@ class everything {
     steps_ = counts.steps;
   }
 
-  // Sets a model of any number of ranks alike, without a checkpoint.
+  // Sets a model of any number of ranks alike, without a checkpoint; if it joins, as a site that
+  // takes over what was another one's.
   template <class Model>
-  void put(Model& model) const {
+  void put(Model& model, bool joins = false) const {
     mfsdp::training_counts counts{steps_, std::vector<std::int64_t>(model.plan().items.size())};
     for (const auto& [item, count] : updates_) counts.updates[item] = count;
-    model.restore(counts, false, [&](auto&& for_each) {
+    model.restore(counts, joins, [&](auto&& for_each) {
       for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
         const std::vector<float>& all = arrays_.at(name_of(model, part.array));
         for (std::size_t i = 0; i < values.size(); ++i) {

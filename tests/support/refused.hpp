@@ -40,7 +40,7 @@ std::set<std::string> check_adam_options(const Rule& good) {
   };
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   refused(good, "accepted");
-  with(&Rule::rank, 0, good.rank + 1, std::string(Rule::name) + ": rank is 0");
+  with(&Rule::rank, 0, good.rank + 1, fmt::format("{}: rank is 0", Rule::name));
   with(&Rule::learning_rate, -1.0, 0.5, "learning_rate is -1");
   with(&Rule::learning_rate, nan, 0.5, "learning_rate is nan");
   with(&Rule::beta1, 1.0, 0.5, "beta1 is 1");

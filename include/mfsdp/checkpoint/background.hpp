@@ -38,7 +38,7 @@ class background_saver {
     model.require_step_boundary("save");
     wait();
     auto fresh = std::make_unique<pending_save>(detail::set_up_writer(model), root_, options);
-    fresh->fault = detail::fault_of([&] {
+    const std::string fault = detail::fault_of([&] {
       detail::for_each_written(
           model, fresh->writer.share(),
           [&]<class T>(const held_part& part, std::span<const T> values) {
@@ -49,6 +49,8 @@ class background_saver {
       pending_save& task = *fresh;
       thread_ = std::thread([&task] { task.write(); });
     });
+    // Once the thread runs, it alone writes what it has met.
+    if (!thread_.joinable()) fresh->fault = fault;
     pending_ = std::move(fresh);
   }
 

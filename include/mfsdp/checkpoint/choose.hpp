@@ -16,8 +16,10 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 
 struct chosen_checkpoint {
   std::int64_t step = 0;
-  std::string path;
+  std::string path{};
   bool joins = false;  // it is of another site, since this one has none
+  // What keeps this rank from it. All go on as if there were none until all sites can be told.
+  std::string fault{};
 };
 
 // Steps that are in all lists, ascending.
@@ -45,22 +47,29 @@ struct chosen_checkpoint {
 
 // `first_ranks`: of each site, its first rank in what `of_sites` gathers. If `any_site`, that of
 // the lowest site that has one, for all of them. Collective calls. Errors: checkpoint_error, the
-// same on all ranks of a site, if there is none.
+// same on all ranks of a site, and on all sites alike, if there is none.
 [[nodiscard]] inline chosen_checkpoint choose_checkpoint(const std::string& root, int site,
                                                          const std::vector<int>& first_ranks,
                                                          bool any_site,
                                                          const gather_numbers& of_site,
                                                          const gather_numbers& of_sites) {
   const int sites = static_cast<int>(first_ranks.size());
+  chosen_checkpoint chosen;
   std::vector<std::uint64_t> own;
-  const std::string fault = fault_of([&] {
+  const std::string unread = fault_of([&] {
     for (const auto& [step, path] : checkpoints_of_site(root, site, sites)) {
       own.push_back(static_cast<std::uint64_t>(step));
     }
   });
-  require_no_fault(of_site, fault, fmt::format("look for checkpoints in '{}'", root));
+  chosen.fault = join_faults(gather_texts(of_site, unread, "checkpoints of ranks"));
   const auto by_rank = gather_lists(of_site, own, "checkpoints of ranks");
   const std::vector<std::uint64_t> of_own = in_all(by_rank);
+  const bool any = std::ranges::any_of(by_rank, [](const auto& list) { return !list.empty(); });
+  if (chosen.fault.empty() && any && of_own.empty()) {
+    chosen.fault = fmt::format(
+        "'{}' has no checkpoint that all ranks of site {} see: they need one file system", root,
+        site);
+  }
   std::vector<std::vector<std::uint64_t>> by_site{of_own};
   if (sites > 1) {
     const auto all = gather_lists(of_sites, of_own, "checkpoints of sites");
@@ -76,10 +85,10 @@ struct chosen_checkpoint {
     of_some.push_back(list);
   }
   if (!giver) {
-    const bool any = std::ranges::any_of(by_rank, [](const auto& list) { return !list.empty(); });
-    throw checkpoint_error(fmt::format(
-        "'{}' has no checkpoint{}", root,
-        any ? " that all ranks see: they need one file system" : "; initialize the model instead"));
+    throw checkpoint_error(
+        !chosen.fault.empty()
+            ? chosen.fault
+            : fmt::format("'{}' has no checkpoint; initialize the model instead", root));
   }
   if (any_site) of_some.resize(1);
   const std::vector<std::uint64_t> common = in_all(of_some);
@@ -89,13 +98,13 @@ struct chosen_checkpoint {
         "together; keep those of one site and move the others away",
         root));
   }
-  chosen_checkpoint chosen;
   chosen.step = static_cast<std::int64_t>(*std::ranges::max_element(common));
   chosen.joins = !any_site && by_site[static_cast<std::size_t>(site)].empty();
   const int from = any_site || chosen.joins ? *giver : site;
-  const std::string missing =
-      fault_of([&] { chosen.path = path_of(root, from, sites, chosen.step); });
-  require_no_fault(of_site, missing, fmt::format("load step {} from '{}'", chosen.step, root));
+  chosen.path = fmt::format("{}/{}", site_folder(root, from, sites), step_name(chosen.step));
+  if (chosen.fault.empty()) {
+    chosen.fault = fault_of([&] { chosen.path = path_of(root, from, sites, chosen.step); });
+  }
   return chosen;
 }
 

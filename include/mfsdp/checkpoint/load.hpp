@@ -193,6 +193,7 @@ template <class Model>
 // a number for each array is gathered.
 template <class Model>
 loaded load(Model& model, const std::string& root, const load_options& options = {}) {
+  model.require_restorable("load");
   const detail::gather_numbers of_site = [&](const auto& own, std::string_view label) {
     return model.gather(own, label);
   };
@@ -205,13 +206,14 @@ loaded load(Model& model, const std::string& root, const load_options& options =
   }
   const detail::chosen_checkpoint chosen = detail::choose_checkpoint(
       root, model.site(), first_ranks, options.parameters_only, of_site, of_sites);
-  const std::string doing = fmt::format("load '{}'", chosen.path);
+  const std::string doing = fmt::format("load step {} from '{}'", chosen.step, root);
 
   loaded result{.step = chosen.step, .path = chosen.path, .joined = chosen.joins};
   manifest stored;
   detail::matched_manifest matched;
   std::optional<training_counts> counts;
   std::string fault = detail::fault_of([&] {
+    if (!chosen.fault.empty()) throw checkpoint_error(chosen.fault);
     const std::string text = detail::read_manifest_text(chosen.path);
     result.header_bytes_read = std::ssize(text);
     stored = parse_manifest(text, chosen.path + "/manifest.json");

@@ -60,7 +60,7 @@ class said_by_all {
   std::set<std::string> texts_;
 };
 
-[[nodiscard]] bool has(const std::string& text, std::string_view part) {
+[[nodiscard]] bool says(const std::string& text, std::string_view part) {
   const bool found = text.find(part) != std::string::npos;
   if (!found) MESSAGE("not in: " << text);
   return found;
@@ -125,9 +125,9 @@ TEST_CASE("a disk that is full for one rank is the same error on all, and costs 
       CHECK(checkpoint_values::count_wrong(model, 2) == 0);
     });
     const std::string text = said.by(3);
-    CHECK(has(text, "save step 7 to"));
-    CHECK(has(text, "-of-00003.safetensors': File too large; raise the limit"));
-    CHECK(has(text, ": rank "));
+    CHECK(says(text, "save step 7 to"));
+    CHECK(says(text, "-of-00003.safetensors': File too large; raise the limit"));
+    CHECK(says(text, ": rank "));
     CHECK(text.find("rank 0, 1, 2") == std::string::npos);
     check_still_loads(root.path(), uneven_spec(), 1);
   }
@@ -144,7 +144,7 @@ TEST_CASE("a rank that throws while the others save") {
                                  try {
                                    mfsdp::save(model, root.path());
                                  } catch (const mfsdp::rank_failure& failure) {
-                                   if (has(failure.what(), "out of data")) ++told;
+                                   if (says(failure.what(), "out of data")) ++told;
                                    throw;
                                  }
                                }),
@@ -170,7 +170,7 @@ TEST_CASE("a saver that is let go of completes nothing and leaves no thread") {
   CHECK(!mfsdp::latest_checkpoint(root.path()));
   on_toys(toy::odd_spec(), 2, [&](auto& model) {
     const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(has(text, "has no checkpoint; initialize the model instead"));
+    CHECK(says(text, "has no checkpoint; initialize the model instead"));
   });
 }
 
@@ -201,9 +201,9 @@ TEST_CASE("bytes that are not those that were saved: the tensor and the file are
       CHECK_THROWS_AS(mfsdp::save(model, root.path()), mfsdp::usage_error);
     });
     const std::string text = said.by(3);
-    CHECK(has(text, "by their checksums"));
-    CHECK(has(text, path));
-    CHECK(has(text, last.name.substr(0, last.name.find_first_of("[/"))));
+    CHECK(says(text, "by their checksums"));
+    CHECK(says(text, path));
+    CHECK(says(text, last.name.substr(0, last.name.find_first_of("[/"))));
     flip();
   }
   check_still_loads(root.path(), toy::odd_spec(), 1);
@@ -219,14 +219,14 @@ TEST_CASE("bytes that are not those that were saved: the tensor and the file are
       on_toys(toy::odd_spec(), 3, [&](auto& model) {
         said.add(refusal_of([&] { return mfsdp::load(model, root.path()); }));
       });
-      CHECK(has(said.by(3), path));
+      CHECK(says(said.by(3), path));
     }
     std::filesystem::rename(root / "kept", path);
   }
   std::filesystem::remove(folder + "parameters-00000-of-00002.safetensors");
   on_toys(toy::odd_spec(), 2, [&](auto& model) {
     const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(has(text, "parameters-00000-of-00002.safetensors': No such file"));
+    CHECK(says(text, "parameters-00000-of-00002.safetensors': No such file"));
   });
 }
 
@@ -244,8 +244,8 @@ TEST_CASE("a step boundary is asked for, and options are checked") {
     CHECK_THROWS_AS(mfsdp::save(model, root.path()), mfsdp::usage_error);
     CHECK_THROWS_AS(mfsdp::background_saver(root.path()).save(model), mfsdp::usage_error);
     model.discard_gradients();
-    CHECK(has(refusal_of([&] { return mfsdp::save(model, root.path(), {.keep_last = -1}); }),
-              "keep_last is -1"));
+    CHECK(says(refusal_of([&] { return mfsdp::save(model, root.path(), {.keep_last = -1}); }),
+               "keep_last is -1"));
     mfsdp::save(model, root.path());
   });
 }
@@ -256,7 +256,7 @@ TEST_CASE("a run that begins anew does not mix with the checkpoints of another")
   on_toys(toy::odd_spec(), 2, [&](auto& model) {
     model.initialize(toy::initialize);
     const std::string text = refusal_of([&] { return mfsdp::save(model, root.path()); });
-    CHECK(has(text, "has a checkpoint of step 7, and this one would be of step 0"));
+    CHECK(says(text, "has a checkpoint of step 7, and this one would be of step 0"));
   });
   check_still_loads(root.path(), toy::odd_spec(), 1);
 }
