@@ -1,4 +1,4 @@
-#include <mfsdp/checkpoint/manifest.hpp>
+#include <mfsdp/checkpoint.hpp>
 
 int main() {
   mfsdp::manifest empty;
