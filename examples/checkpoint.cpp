@@ -38,7 +38,7 @@ double train_step(Model& model) {
 template <class Model>
 std::vector<double> train(Model& model, int until, const std::string& folder) {
   std::int64_t step = 0;
-  if (mfsdp::latest_checkpoint(folder)) {
+  if (mfsdp::latest_checkpoint(model, folder)) {
     step = mfsdp::load(model, folder).step;
   } else {
     model.initialize([](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t) {
@@ -66,10 +66,11 @@ void train_on(int ranks, int until, const std::string& folder, std::vector<doubl
         spec, comm, mfsdp::owner_placement{},
         mfsdp::mixed{mfsdp::muon{.learning_rate = 0.05}, mfsdp::adamw{.learning_rate = 0.05}}};
     const std::vector<double> own = train(model, until, folder);
+    const std::int64_t saved = mfsdp::latest_checkpoint(model, folder).value();
     if (comm.rank() != 0) return;
     losses.insert(losses.end(), own.begin(), own.end());
     fmt::print("{} ranks, until step {}: loss {:.3f}, saved step {}\n", ranks, until, losses.back(),
-               *mfsdp::latest_checkpoint(folder));
+               saved);
   });
 }
 

@@ -273,9 +273,7 @@ inline std::string course_of(const settings& how) {
 // Errors: std::invalid_argument if that is of another run.
 template <class Model>
 int start(Model& model, const settings& how) {
-  const auto found = [&] { return mfsdp::latest_checkpoint(how.checkpoint) ? 1 : 0; };
-  // If one rank sees any, all load, and are told what is wrong if others see none.
-  if (!how.resume || model.sum(found()) == 0) {
+  if (!how.resume || !mfsdp::latest_checkpoint(model, how.checkpoint)) {
     model.initialize(
         [&](const mfsdp::tensor_spec& tensor, std::span<float> values, mfsdp::index_t first) {
           const initial_values initial(how.shape, tensor.name, how.seed);

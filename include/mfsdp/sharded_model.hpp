@@ -494,9 +494,11 @@ class sharded_model {
     }
   }
 
-  // Errors: usage_error if a unit is in use, or if the site comes to others and has to join.
+  // Errors: usage_error if a unit is in use, if an exception ended a step half way, or if the site
+  // comes to others and has to join.
   void require_restorable(std::string_view what) const {
     require_released(what);
+    require_whole();
     if constexpr (elastic) {
       if (context_.sites.joins()) {
         throw usage_error(
@@ -739,6 +741,10 @@ class sharded_model {
       require_joined();
       throw usage_error("the parameters have no values: call initialize or load first");
     }
+    require_whole();
+  }
+
+  void require_whole() const {
     if (torn_) {
       throw usage_error(
           "an exception ended a step or join half way; some parameters are updated and some are "

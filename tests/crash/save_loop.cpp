@@ -82,7 +82,7 @@ std::vector<float> parameters_of(Model& model) {
 void train(const std::string& folder, std::int64_t steps) {
   with_model(2, [&](auto& model) {
     std::int64_t step = 0;
-    if (mfsdp::latest_checkpoint(folder)) {
+    if (mfsdp::latest_checkpoint(model, folder)) {
       step = mfsdp::load(model, folder).step;
     } else {
       initialize(model);

@@ -67,14 +67,14 @@ TEST_CASE("what some processes save others load, bit for bit") {
         auto model = make_model(comm);
         mfsdp::load(model, root);
         CHECK(checkpoint_values::count_wrong(model, from) == 0);
-        checkpoint_values::set_values(model, 50);
+        checkpoint_values::set_values(model, 50, 8);
         mfsdp::save(model, root, {.trainer = "from threads"});
       });
     }
     MPI_Barrier(MPI_COMM_WORLD);
     on_processes(job.size(), [&](auto& model) {
       CHECK(mfsdp::load(model, root).trainer == "from threads");
-      CHECK(checkpoint_values::count_wrong(model, 50) == 0);
+      CHECK(checkpoint_values::count_wrong(model, 50, 8) == 0);
     });
     (void)fresh_folder();
   }

@@ -35,10 +35,10 @@ inline float made_up(const std::string& name, index_t element, int salt) {
   return (static_cast<float>(word % 255) - 127.0f) / 64.0f;
 }
 
-// As if it had been trained: 7 steps, another number of updates for each item.
+// As if it had been trained: so many steps, another number of updates for each item.
 template <class Model>
-void set_values(Model& model, int salt) {
-  mfsdp::training_counts counts{7, std::vector<std::int64_t>(model.plan().items.size())};
+void set_values(Model& model, int salt, std::int64_t steps = 7) {
+  mfsdp::training_counts counts{steps, std::vector<std::int64_t>(model.plan().items.size())};
   std::iota(counts.updates.begin(), counts.updates.end(), salt);
   model.restore(counts, false, [&](auto&& for_each) {
     for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
@@ -52,7 +52,7 @@ void set_values(Model& model, int salt) {
 
 // Elements and counts on this rank that are not as set_values leaves them.
 template <class Model>
-index_t count_wrong(Model& model, int salt) {
+index_t count_wrong(Model& model, int salt, std::int64_t steps = 7) {
   index_t wrong = 0;
   const mfsdp::training_counts counts = model.counts();
   model.for_each_held([&]<class T>(const mfsdp::held_part& part, std::span<const T> values) {
@@ -64,7 +64,7 @@ index_t count_wrong(Model& model, int salt) {
     if (!model.arrays()[part.array].is_state()) return;
     wrong += counts.updates[part.item] == static_cast<std::int64_t>(part.item) + salt ? 0 : 1;
   });
-  return wrong + (counts.steps == 7 ? 0 : 1);
+  return wrong + (counts.steps == steps ? 0 : 1);
 }
 
 // Everything that the ranks of one site hold, whole and by name; each rank adds its part.

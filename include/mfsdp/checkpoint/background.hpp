@@ -88,6 +88,7 @@ class background_saver {
     // On the thread.
     void write() {
       fault = detail::fault_of([&] {
+        writer.unlink_earlier();
         detail::rank_share& share = writer.share();
         share.open(writer.partial());
         for (copy& each : copies) {

@@ -1,7 +1,9 @@
-// Which checkpoint a model loads: the latest that all of its ranks and sites have.
+// Which checkpoint a model loads: the latest that all of its ranks and sites have, or one of a
+// given step.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,100 +14,237 @@
 #include "mfsdp/checkpoint/agree.hpp"
 #include "mfsdp/checkpoint/folder.hpp"
 
-namespace mfsdp::inline MFSDP_ABI::detail {
+namespace mfsdp::inline MFSDP_ABI {
+
+namespace detail {
+
+using step_list = std::vector<std::uint64_t>;  // ascending
+
+// How the ranks of all sites tell each other.
+struct site_group {
+  int site = 0;
+  std::vector<int> first_ranks;  // of each site, in what of_sites gathers
+  gather_numbers of_site;
+  gather_numbers of_sites;
+
+  [[nodiscard]] int sites() const { return static_cast<int>(first_ranks.size()); }
+
+  // What any rank of any site has met; empty if all are well. Collective calls of all of them.
+  [[nodiscard]] std::string faults(const std::string& own, std::string_view label) const {
+    const std::string here = join_faults(gather_texts(of_site, own, label));
+    if (sites() == 1) return here;
+    const auto all = gather_texts(of_sites, here, label);
+    std::string text;
+    for (int s = 0; s < sites(); ++s) {
+      const std::string& there = all[static_cast<std::size_t>(first_ranks[std::size_t(s)])];
+      if (!there.empty()) text += fmt::format("{}site {}: {}", text.empty() ? "" : "\n", s, there);
+    }
+    return text;
+  }
+  // Errors: the same checkpoint_error on all ranks of all sites.
+  void require_no_fault(const std::string& own, std::string_view label) const {
+    const std::string text = faults(own, label);
+    if (!text.empty()) throw checkpoint_error(text);
+  }
+};
+
+template <class Model>
+[[nodiscard]] site_group group_of(Model& model) {
+  site_group group{
+      .site = model.site(),
+      .first_ranks = {},
+      .of_site = [&model](const step_list& own,
+                          std::string_view label) { return model.gather(own, label); },
+      .of_sites = [&model](const step_list& own,
+                           std::string_view label) { return model.gather_from_sites(own, label); }};
+  for (int site = 0; site < model.sites(); ++site) {
+    group.first_ranks.push_back(model.first_rank_of_site(site));
+  }
+  return group;
+}
+
+[[nodiscard]] inline std::string text_of(const step_list& steps) {
+  std::string text;
+  for (const std::uint64_t step : steps) {
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", step);
+  }
+  return text.empty() ? "none" : text;
+}
+
+// What is wrong if not all ranks of a site see the same; else empty.
+[[nodiscard]] inline std::string difference_of_ranks(const std::string& folder,
+                                                     const std::vector<step_list>& by_rank) {
+  std::map<step_list, std::string> ranks;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    std::string& text = ranks[by_rank[rank]];
+    text += fmt::format("{}{}", text.empty() ? "rank " : ", ", rank);
+  }
+  if (ranks.size() == 1) return {};
+  std::string text;
+  for (const auto& [steps, who] : ranks) {
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", who, text_of(steps));
+  }
+  return fmt::format(
+      "the ranks see different steps in '{}': {}; put checkpoints where all ranks of the site see "
+      "them",
+      folder, text);
+}
+
+// Errors: checkpoint_error if there are checkpoints of a run of several sites where one site looks,
+// or the other way.
+inline void require_no_other_kind(const std::string& root, int sites) {
+  if (sites > 1) {
+    if (checkpoints_in(root).empty()) return;
+    throw checkpoint_error(fmt::format(
+        "'{}' has checkpoints of a run of one site, and this one has {}: move them to '{}/site-0', "
+        "or name another folder",
+        root, sites, root));
+  }
+  for (const std::string& name : folders_in(root)) {
+    const std::string folder = root + "/" + name;
+    if (!name.starts_with("site-") || checkpoints_in(folder).empty()) continue;
+    throw checkpoint_error(fmt::format(
+        "'{}' has checkpoints of a run of several sites, and this one has one: name the folder of "
+        "one of them, '{}'",
+        root, folder));
+  }
+}
+
+// The steps that each site has in its folder. Collective calls of all sites. Errors:
+// checkpoint_error, the same on all ranks of all sites.
+[[nodiscard]] inline std::vector<step_list> steps_of_sites(const std::string& root,
+                                                           const site_group& group) {
+  constexpr std::string_view label = "look for checkpoints";
+  const std::string folder = site_folder(root, group.site, group.sites());
+  step_list own;
+  group.require_no_fault(fault_of([&] {
+                           for (const auto& [step, path] : checkpoints_in(folder)) {
+                             own.push_back(static_cast<std::uint64_t>(step));
+                           }
+                         }),
+                         label);
+  const std::vector<step_list> by_rank = gather_lists(group.of_site, own, label);
+  group.require_no_fault(difference_of_ranks(folder, by_rank), label);
+  std::vector<step_list> by_site{own};
+  if (group.sites() > 1) {
+    const std::vector<step_list> all = gather_lists(group.of_sites, own, label);
+    by_site.clear();
+    for (const int rank : group.first_ranks) by_site.push_back(all[static_cast<std::size_t>(rank)]);
+  }
+  if (std::ranges::all_of(by_site, &step_list::empty)) {
+    group.require_no_fault(fault_of([&] { require_no_other_kind(root, group.sites()); }), label);
+  }
+  return by_site;
+}
 
 struct chosen_checkpoint {
   std::int64_t step = 0;
+  std::string folder{};  // where it is
   std::string path{};
-  bool joins = false;  // it is of another site, since this one has none
-  // What keeps this rank from it. All go on as if there were none until all sites can be told.
-  std::string fault{};
+  bool joins = false;                      // it is of another site, since this one has none
+  std::optional<std::uint64_t> earlier{};  // the step before, that all have, too
+  step_list newer{};                       // what this site has beside
+  bool any_newer = false;                  // whether any site has
+
+  // Errors: checkpoint_error if this rank does not see it.
+  void require_seen() const {
+    if (checkpoints_in(folder).contains(step)) return;
+    throw checkpoint_error(fmt::format(
+        "there is no '{}', which another rank sees: a site that joins needs to see the folder of "
+        "the site that it takes from",
+        path));
+  }
+  // What a person can do if it is damaged.
+  [[nodiscard]] std::string way_on() const {
+    if (!earlier) return "there is no earlier one: put a copy in its place, or begin anew";
+    return fmt::format(
+        "move '{}' away to go on from step {}, or name that one on purpose (load_options.step)",
+        path, *earlier);
+  }
 };
 
-// Steps that are in all lists, ascending.
-[[nodiscard]] inline std::vector<std::uint64_t> in_all(
-    const std::vector<std::vector<std::uint64_t>>& lists) {
-  std::vector<std::uint64_t> common = lists.front();
-  for (const auto& list : lists) {
-    std::erase_if(common,
-                  [&](std::uint64_t step) { return std::ranges::find(list, step) == list.end(); });
-  }
-  return common;
+[[nodiscard]] inline step_list newer_than(const step_list& steps, std::uint64_t step) {
+  return {std::ranges::upper_bound(steps, step), steps.end()};
 }
 
-// The path of a checkpoint of a site. Errors: checkpoint_error if it is not there.
-[[nodiscard]] inline std::string path_of(const std::string& root, int site, int sites,
-                                         std::int64_t step) {
-  const auto found = checkpoints_of_site(root, site, sites);
-  const auto at = found.find(step);
-  if (at != found.end()) return at->second;
-  throw checkpoint_error(fmt::format(
-      "there is no '{}/{}', which another rank sees: all ranks need one file system, and a site "
-      "that joins the folder of the site that it takes from",
-      site_folder(root, site, sites), step_name(step)));
-}
-
-// `first_ranks`: of each site, its first rank in what `of_sites` gathers. If `any_site`, that of
-// the lowest site that has one, for all of them. Collective calls. Errors: checkpoint_error, the
-// same on all ranks of a site, and on all sites alike, if there is none.
-[[nodiscard]] inline chosen_checkpoint choose_checkpoint(const std::string& root, int site,
-                                                         const std::vector<int>& first_ranks,
-                                                         bool any_site,
-                                                         const gather_numbers& of_site,
-                                                         const gather_numbers& of_sites) {
-  const int sites = static_cast<int>(first_ranks.size());
-  chosen_checkpoint chosen;
-  std::vector<std::uint64_t> own;
-  const std::string unread = fault_of([&] {
-    for (const auto& [step, path] : checkpoints_of_site(root, site, sites)) {
-      own.push_back(static_cast<std::uint64_t>(step));
-    }
-  });
-  chosen.fault = join_faults(gather_texts(of_site, unread, "checkpoints of ranks"));
-  const auto by_rank = gather_lists(of_site, own, "checkpoints of ranks");
-  const std::vector<std::uint64_t> of_own = in_all(by_rank);
-  const bool any = std::ranges::any_of(by_rank, [](const auto& list) { return !list.empty(); });
-  if (chosen.fault.empty() && any && of_own.empty()) {
-    chosen.fault = fmt::format(
-        "'{}' has no checkpoint that all ranks of site {} see: they need one file system", root,
-        site);
-  }
-  std::vector<std::vector<std::uint64_t>> by_site{of_own};
-  if (sites > 1) {
-    const auto all = gather_lists(of_sites, of_own, "checkpoints of sites");
-    by_site.clear();
-    for (const int rank : first_ranks) by_site.push_back(all[static_cast<std::size_t>(rank)]);
-  }
-  std::vector<std::vector<std::uint64_t>> of_some;
-  std::optional<int> giver;
-  for (int s = 0; s < sites; ++s) {
-    const auto& list = by_site[static_cast<std::size_t>(s)];
-    if (list.empty()) continue;
-    if (!giver) giver = s;
-    of_some.push_back(list);
-  }
-  if (!giver) {
-    throw checkpoint_error(
-        !chosen.fault.empty()
-            ? chosen.fault
-            : fmt::format("'{}' has no checkpoint; initialize the model instead", root));
-  }
-  if (any_site) of_some.resize(1);
-  const std::vector<std::uint64_t> common = in_all(of_some);
-  if (common.empty()) {
+// Out of what each site has. If `any_site`, that of the lowest site that has one, for all of them;
+// then nothing is put aside. Errors: checkpoint_error, the same on all sites.
+[[nodiscard]] inline chosen_checkpoint choose_checkpoint(const std::string& root,
+                                                         const std::vector<step_list>& by_site,
+                                                         int site, bool any_site,
+                                                         std::optional<std::int64_t> asked) {
+  const int sites = static_cast<int>(by_site.size());
+  const auto has_any = [](const step_list& list) { return !list.empty(); };
+  const auto giver = std::ranges::find_if(by_site, has_any);
+  if (giver == by_site.end()) {
     throw checkpoint_error(fmt::format(
-        "the sites that have checkpoints in '{}' have none of the same step: they cannot go on "
-        "together; keep those of one site and move the others away",
-        root));
+        "'{}' has no checkpoint: name the right folder, or initialize if this run is new", root));
   }
-  chosen.step = static_cast<std::int64_t>(*std::ranges::max_element(common));
-  chosen.joins = !any_site && by_site[static_cast<std::size_t>(site)].empty();
-  const int from = any_site || chosen.joins ? *giver : site;
-  chosen.path = fmt::format("{}/{}", site_folder(root, from, sites), step_name(chosen.step));
-  if (chosen.fault.empty()) {
-    chosen.fault = fault_of([&] { chosen.path = path_of(root, from, sites, chosen.step); });
+  std::string lists;
+  step_list common = *giver;  // what all have that have any
+  for (int s = 0; s < sites; ++s) {
+    const step_list& list = by_site[static_cast<std::size_t>(s)];
+    if (list.empty()) continue;
+    lists += fmt::format("{}{}{}", lists.empty() ? "" : "; ",
+                         sites == 1 ? "steps " : fmt::format("site {}: ", s), text_of(list));
+    if (any_site) break;
+    std::erase_if(common, [&](auto step) { return !std::ranges::binary_search(list, step); });
   }
+  if (asked) {
+    const auto step = static_cast<std::uint64_t>(*asked);
+    if (!std::ranges::binary_search(common, step)) {
+      throw checkpoint_error(
+          fmt::format("'{}' has no checkpoint of step {}{}; there are {}: name another step, or "
+                      "move the folder "
+                      "of a site without it away, so that it joins",
+                      root, *asked, sites == 1 ? "" : " of every site that has any", lists));
+    }
+    std::erase_if(common, [&](auto other) { return other > step; });
+  }
+  const std::uint64_t last = common.empty() ? 0 : common.back();
+  const bool far = !any_site && !asked && std::ranges::any_of(by_site, [&](const auto& list) {
+    return newer_than(list, last).size() > 1;
+  });
+  if (common.empty() || far) {
+    throw checkpoint_error(fmt::format(
+        "the sites of '{}' have saved different steps, {}; to go on from the last that all have "
+        "would put aside more than one checkpoint of a site. {}move the folder of the site that is "
+        "behind away, so that it joins",
+        root, lists,
+        common.empty()
+            ? "They have none in common: "
+            : fmt::format("Either load it on purpose (load_options.step = {}), or ", last)));
+  }
+  const step_list& own = by_site[static_cast<std::size_t>(site)];
+  chosen_checkpoint chosen{.step = static_cast<std::int64_t>(last),
+                           .joins = !any_site && own.empty()};
+  if (common.size() > 1) chosen.earlier = common[common.size() - 2];
+  const bool elsewhere = any_site || chosen.joins;
+  const int from = elsewhere ? static_cast<int>(giver - by_site.begin()) : site;
+  chosen.folder = site_folder(root, from, sites);
+  chosen.path = fmt::format("{}/{}", chosen.folder, step_name(chosen.step));
+  if (any_site) return chosen;
+  chosen.newer = newer_than(own, last);
+  chosen.any_newer = std::ranges::any_of(
+      by_site, [&](const auto& list) { return !newer_than(list, last).empty(); });
   return chosen;
 }
 
-}  // namespace mfsdp::inline MFSDP_ABI::detail
+}  // namespace detail
+
+// The step of the latest complete checkpoint in `root`, of any site, if there is one: whether a
+// trainer calls load() or initialize(). The same on all ranks and sites, which all call it. Errors:
+// checkpoint_error, the same on all of them, if a rank may not look, if the ranks of a site see
+// different ones, or if what is there is of a run with sites and this one has none, or the other
+// way; usage_error as load. Cost: looks at names; gathers some numbers.
+template <class Model>
+[[nodiscard]] std::optional<std::int64_t> latest_checkpoint(Model& model, const std::string& root) {
+  model.require_restorable("latest_checkpoint");
+  std::optional<std::int64_t> latest;
+  for (const auto& list : detail::steps_of_sites(root, detail::group_of(model))) {
+    if (!list.empty()) latest = std::max(latest, std::optional(std::int64_t(list.back())));
+  }
+  return latest;
+}
+
+}  // namespace mfsdp::inline MFSDP_ABI

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -26,6 +28,8 @@ struct load_options {
   bool convert_dtype = false;
   // The name that a tensor of the model ("unit.tensor") has in the checkpoint, if it is another.
   std::function<std::string(std::string_view)> stored_name{};
+  // The checkpoint of this step and no other; if not, the latest.
+  std::optional<std::int64_t> step{};
 };
 
 namespace detail {

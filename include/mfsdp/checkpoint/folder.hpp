@@ -3,17 +3,16 @@
 //   <root>/step-000000000120/          a complete one, of a model of one site
 //   <root>/site-1/step-000000000120/   one of several sites'
 //   .step-000000000120.partial/        being written, or left by who has died while writing
-//   .step-000000000120.replaced/       what was there before, between two renames
-//   .step-000000000120.abandoned/      newer than the one that all sites went on from
+//   .step-000000000120.removed/        no longer kept: unlinked while the next one is written
+//   .step-000000000120.abandoned/      put aside by load; stays until a person removes it
 //
-// Nothing with a dot before its name is ever loaded, but for a replaced one whose successor is not
-// there.
+// Nothing with a dot before its name is ever loaded, nor a folder without manifest.json.
 #pragma once
 
-#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,9 +23,7 @@
 #include "mfsdp/checkpoint/file.hpp"
 #include "mfsdp/error.hpp"
 
-namespace mfsdp::inline MFSDP_ABI {
-
-namespace detail {
+namespace mfsdp::inline MFSDP_ABI::detail {
 
 [[nodiscard]] inline std::string step_name(std::int64_t step) {
   return fmt::format("step-{:012}", step);
@@ -66,118 +63,102 @@ namespace detail {
   return names;
 }
 
+// One that may not be examined is there: who opens it says why.
+[[nodiscard]] inline bool is_there(const std::string& path) {
+  std::error_code unknown;
+  return std::filesystem::symlink_status(path, unknown).type() !=
+         std::filesystem::file_type::not_found;
+}
+
 // Paths of the complete checkpoints in a folder, by step. Errors: checkpoint_error.
 [[nodiscard]] inline std::map<std::int64_t, std::string> checkpoints_in(const std::string& folder) {
-  constexpr std::string_view replaced = ".replaced";
   std::map<std::int64_t, std::string> found;
   for (const std::string& name : folders_in(folder)) {
-    if (const auto step = step_of_name(name)) found[*step] = folder + "/" + name;
-  }
-  for (const std::string& name : folders_in(folder)) {
-    if (!name.starts_with('.') || !name.ends_with(replaced)) continue;
-    const auto step =
-        step_of_name(std::string_view(name).substr(1, name.size() - 1 - replaced.size()));
-    if (step) found.try_emplace(*step, folder + "/" + name);
+    const auto step = step_of_name(name);
+    if (!step) continue;
+    const std::string path = folder + "/" + name;
+    if (is_there(path + "/manifest.json")) found[*step] = path;
   }
   return found;
 }
 
-// Removes a folder and what is in it. Errors: checkpoint_error.
-inline void remove_folder(const std::string& path) {
-  std::error_code fault;
-  std::filesystem::remove_all(path, fault);
-  if (fault) fail_on_file("remove", path, fault.value());
-}
-
-// Takes a complete checkpoint's name away at once, for a crash in the middle of its removal.
-inline void remove_checkpoint(const std::string& folder, std::int64_t step) {
-  const std::string hidden = fmt::format("{}/.{}.partial", folder, step_name(step));
-  remove_folder(hidden);
-  rename_durably(fmt::format("{}/{}", folder, step_name(step)), hidden);
-  remove_folder(hidden);
+// Takes a checkpoint's name away, at once: `.step-000000000120.<end>`, with a number after it where
+// there is one already. Errors: checkpoint_error.
+inline void hide(const std::string& folder, const std::string& name, std::int64_t step,
+                 std::string_view end) {
+  const std::string hidden = fmt::format("{}/.{}.{}", folder, step_name(step), end);
+  std::string unused = hidden;
+  for (int n = 2; is_there(unused); ++n) unused = fmt::format("{}-{}", hidden, n);
+  rename_durably(fmt::format("{}/{}", folder, name), unused);
 }
 
 // Where a checkpoint of this step is written. Creates the folders; what an earlier crash has left
-// is put back or removed. Errors: checkpoint_error, also if there are checkpoints of later steps.
-inline std::string begin_partial(const std::string& folder, std::int64_t step) {
+// is out of the way. Errors: checkpoint_error, also if there is one of this step or a later one.
+inline void begin_partial(const std::string& folder, std::int64_t step) {
   std::error_code fault;
   std::filesystem::create_directories(folder, fault);
   if (fault) fail_on_file("create", folder, fault.value());
-  for (const auto& [found, path] : checkpoints_in(folder)) {
-    if (found > step) {
-      throw checkpoint_error(fmt::format(
-          "'{}' has a checkpoint of step {}, and this one would be of step {}, as if that had not "
-          "been: load it and go on from there, move it away, or name another folder",
-          folder, found, step));
-    }
-    const std::string complete = fmt::format("{}/{}", folder, step_name(found));
-    if (path != complete) rename_durably(path, complete);
+  const auto found = checkpoints_in(folder);
+  if (!found.empty() && found.rbegin()->first > step) {
+    throw checkpoint_error(fmt::format(
+        "'{}' has checkpoints until step {}, and this one would be of step {}, as if those had not "
+        "been: load the latest and go on from there, load another on purpose (load_options.step), "
+        "which puts newer ones aside, move them away, or name another folder",
+        folder, found.rbegin()->first, step));
   }
-  const std::string partial = fmt::format("{}/.{}.partial", folder, step_name(step));
-  remove_folder(partial);
-  create_folder(partial);
-  return partial;
-}
-
-// Gives a complete one its name, in place of an earlier one of the same step. Returns its path.
-inline std::string commit_partial(const std::string& folder, std::int64_t step) {
   const std::string name = step_name(step);
   const std::string complete = fmt::format("{}/{}", folder, name);
-  const std::string replaced = fmt::format("{}/.{}.replaced", folder, name);
-  if (std::filesystem::exists(complete)) {
-    remove_folder(replaced);
-    rename_durably(complete, replaced);
+  if (is_there(complete)) {
+    throw checkpoint_error(
+        fmt::format("there is one already, '{}', and none is replaced: move it away, or name "
+                    "another folder",
+                    complete));
   }
-  rename_durably(fmt::format("{}/.{}.partial", folder, name), complete);
-  return complete;
+  const std::string partial = fmt::format(".{}.partial", name);
+  if (is_there(folder + "/" + partial)) hide(folder, partial, step, "removed");
+  create_folder(folder + "/" + partial);
 }
 
-// Removes all but the last checkpoints, unless `keep` is zero, and what is not to be loaded.
+// Gives a complete one its name.
+inline void commit_partial(const std::string& folder, std::int64_t step) {
+  const std::string name = step_name(step);
+  rename_durably(fmt::format("{}/.{}.partial", folder, name), fmt::format("{}/{}", folder, name));
+}
+
+// Takes the names of all but the last checkpoints away, unless `keep` is zero. Errors:
+// checkpoint_error.
 inline void prune(const std::string& folder, int keep) {
-  for (const std::string& name : folders_in(folder)) {
-    if (!name.starts_with(".step-")) continue;
-    for (const std::string_view end : {".partial", ".replaced", ".abandoned"}) {
-      if (name.ends_with(end)) remove_folder(folder + "/" + name);
-    }
-  }
   if (keep == 0) return;
-  auto found = checkpoints_in(folder);
-  while (found.size() > static_cast<std::size_t>(keep)) {
-    remove_checkpoint(folder, found.begin()->first);
-    found.erase(found.begin());
+  const auto found = checkpoints_in(folder);
+  auto excess = std::ssize(found) - keep;
+  for (const auto& [step, path] : found) {
+    if (excess-- <= 0) break;
+    hide(folder, step_name(step), step, "removed");
   }
 }
 
-// Puts aside what is newer than the step that all sites go on from.
-inline void abandon_after(const std::string& folder, std::int64_t step) {
-  for (const auto& [found, path] : checkpoints_in(folder)) {
-    if (found <= step) continue;
-    const std::string aside = fmt::format("{}/.{}.abandoned", folder, step_name(found));
-    remove_folder(aside);
-    rename_durably(path, aside);
+// Puts checkpoints of these steps aside. Errors: checkpoint_error.
+inline void abandon(const std::string& folder, const std::vector<std::uint64_t>& steps) {
+  for (const std::uint64_t each : steps) {
+    const auto step = static_cast<std::int64_t>(each);
+    hide(folder, step_name(step), step, "abandoned");
   }
 }
 
-// What a site can load: of several sites their own, of a single one those in the root; the first of
-// the sites also what the root has from a time with one site, and the other way.
-[[nodiscard]] inline std::map<std::int64_t, std::string> checkpoints_of_site(
-    const std::string& root, int site, int sites) {
-  auto found = checkpoints_in(site_folder(root, site, sites));
-  if (site == 0) found.merge(checkpoints_in(sites == 1 ? root + "/site-0" : root));
-  return found;
-}
-
-}  // namespace detail
-
-// The step of the latest complete checkpoint, of any site, if there is one: whether a trainer calls
-// load() or initialize(). Looks only at names. Errors: checkpoint_error if it may not look.
-[[nodiscard]] inline std::optional<std::int64_t> latest_checkpoint(const std::string& root) {
-  auto found = detail::checkpoints_in(root);
-  for (const std::string& name : detail::folders_in(root)) {
-    if (name.starts_with("site-")) found.merge(detail::checkpoints_in(root + "/" + name));
+// Unlinks what has no name any more and what was never completed, but for what is being written.
+// Errors: checkpoint_error, after all that can be removed is.
+inline void unlink_removed(const std::string& folder, std::int64_t writing) {
+  const std::string own = fmt::format(".{}.partial", step_name(writing));
+  std::string left;
+  for (const std::string& name : folders_in(folder)) {
+    const bool partial = name.ends_with(".partial") && name != own;
+    if (!name.starts_with(".step-") || !(partial || name.find(".removed") != name.npos)) continue;
+    const std::string path = folder + "/" + name;
+    std::error_code fault;
+    std::filesystem::remove_all(path, fault);
+    if (fault) left += fmt::format("{}'{}': {}", left.empty() ? "" : ", ", path, fault.message());
   }
-  if (found.empty()) return std::nullopt;
-  return found.rbegin()->first;
+  if (!left.empty()) throw checkpoint_error("cannot remove " + left);
 }
 
-}  // namespace mfsdp::inline MFSDP_ABI
+}  // namespace mfsdp::inline MFSDP_ABI::detail

@@ -31,7 +31,8 @@ struct loaded {
   std::string trainer{};  // as save_options had it
   // Options that optimizers, precision and rounding had otherwise: the model's hold.
   std::vector<std::string> changed_options{};
-  bool joined = false;  // this site had none and took over what another had
+  bool joined = false;                    // this site had none and took over what another had
+  std::vector<std::int64_t> abandoned{};  // newer steps of this site, which were put aside
   // What this rank has read of arrays; of headers and manifest.
   std::int64_t bytes_read = 0;
   std::int64_t header_bytes_read = 0;
@@ -162,21 +163,6 @@ class model_loader {
   std::size_t hinted_ = 0;
 };
 
-// Whether all sites are well. A collective call of all of them, if there are several.
-template <class Model>
-[[nodiscard]] std::string faults_of_other_sites(Model& model, bool well) {
-  if (model.sites() == 1) return {};
-  std::string text;
-  const auto all = model.gather_from_sites({well ? std::uint64_t{1} : 2}, "load of all sites");
-  for (int site = 0; site < model.sites(); ++site) {
-    const auto rank = static_cast<std::size_t>(model.first_rank_of_site(site));
-    if (site == model.site() || all[rank] != 2) continue;
-    text += fmt::format("{}site {} could not load its checkpoint; its ranks say why",
-                        text.empty() ? "" : "; ", site);
-  }
-  return text;
-}
-
 }  // namespace detail
 
 // Instead of initialize(): sets the model to the latest complete checkpoint in `root`, that all
@@ -184,36 +170,37 @@ template <class Model>
 // the checkpoint: names, shapes, types, optimizers with their states; options of optimizers may
 // differ, and are reported. Sites load each their own, of the latest step that all of them have; a
 // site that has none at all takes over that of the first one that has, as one that joins
-// (PeriodicOptimizer), and what is newer than that step is put aside. With parameters only, all
-// sites take those of the first one.
+// (PeriodicOptimizer). What is newer than that step is put aside under another name: at most one
+// checkpoint of a site, unless the step is asked for. With parameters only, all sites take those of
+// the first one, and nothing is put aside.
 // All ranks, and all sites, alike. Errors: checkpoint_error, the same on all ranks, if there is
-// none, with all differences if it is of another model, or with the tensors and files whose bytes
-// are not those that were saved: the model then has no values if it has begun to take them;
-// usage_error as initialize; collective_error as anywhere. Cost: what this rank holds is read once;
-// a number for each array is gathered.
+// none, or if sites are further apart, with all differences if it is of another model, or with the
+// tensors and files whose bytes are not those that were saved: the model then has no values if it
+// has begun to take them; usage_error as initialize, and after a step that an exception ended half
+// way; collective_error as anywhere. Cost: what this rank holds is read once; a number for each
+// array is gathered.
 template <class Model>
 loaded load(Model& model, const std::string& root, const load_options& options = {}) {
   model.require_restorable("load");
-  const detail::gather_numbers of_site = [&](const auto& own, std::string_view label) {
-    return model.gather(own, label);
-  };
-  const detail::gather_numbers of_sites = [&](const auto& own, std::string_view label) {
-    return model.gather_from_sites(own, label);
-  };
-  std::vector<int> first_ranks;
-  for (int site = 0; site < model.sites(); ++site) {
-    first_ranks.push_back(model.first_rank_of_site(site));
-  }
+  const detail::site_group group = detail::group_of(model);
   const detail::chosen_checkpoint chosen = detail::choose_checkpoint(
-      root, model.site(), first_ranks, options.parameters_only, of_site, of_sites);
+      root, detail::steps_of_sites(root, group), group.site, options.parameters_only, options.step);
   const std::string doing = fmt::format("load step {} from '{}'", chosen.step, root);
+  // All ranks and sites stop here alike, or go on.
+  const auto agree = [&](const std::string& fault) {
+    const std::string faults = group.faults(fault, "load of all sites");
+    if (!faults.empty()) throw checkpoint_error(fmt::format("{}: {}", doing, faults));
+  };
+  const auto damaged = [&](const std::string& fault) {
+    return fault.empty() ? fault : fmt::format("{}; {}", fault, chosen.way_on());
+  };
 
   loaded result{.step = chosen.step, .path = chosen.path, .joined = chosen.joins};
   manifest stored;
   detail::matched_manifest matched;
   std::optional<training_counts> counts;
-  std::string fault = detail::fault_of([&] {
-    if (!chosen.fault.empty()) throw checkpoint_error(chosen.fault);
+  agree(detail::fault_of([&] { chosen.require_seen(); }));
+  agree(damaged(detail::fault_of([&] {
     const std::string text = detail::read_manifest_text(chosen.path);
     result.header_bytes_read = std::ssize(text);
     stored = parse_manifest(text, chosen.path + "/manifest.json");
@@ -221,59 +208,46 @@ loaded load(Model& model, const std::string& root, const load_options& options =
       throw checkpoint_error(fmt::format("{}/manifest.json is of step {}: a folder was renamed",
                                          chosen.path, stored.step));
     }
+  })));
+  agree(detail::fault_of([&] {
     matched = detail::manifest_matcher(stored, detail::describe_model(model), options, chosen.path)
                   .match();
-    if (!options.parameters_only) {
-      counts.emplace(stored.step, std::vector<std::int64_t>(model.plan().items.size(), 0));
-      manifest updates;
-      for (const std::size_t t : matched.tensors) updates.tensors.push_back(stored.tensors[t]);
-      for (std::size_t i = 0; i < model.plan().items.size(); ++i) {
-        const placement_item& item = model.plan().items[i];
-        if (model.plan().tensors[item.tensor].optimizer < 0) continue;
-        counts->updates[i] = detail::updates_of_item(updates, item);
-      }
+    if (options.parameters_only) return;
+    counts.emplace(stored.step, std::vector<std::int64_t>(model.plan().items.size(), 0));
+    manifest updates;
+    for (const std::size_t t : matched.tensors) updates.tensors.push_back(stored.tensors[t]);
+    for (std::size_t i = 0; i < model.plan().items.size(); ++i) {
+      const placement_item& item = model.plan().items[i];
+      if (model.plan().tensors[item.tensor].optimizer < 0) continue;
+      counts->updates[i] = detail::updates_of_item(updates, item);
     }
-  });
-  // All ranks and sites stop here alike, or go on.
-  const auto agree = [&] {
-    std::string faults = detail::join_faults(detail::gather_texts(of_site, fault, doing));
-    const std::string others = detail::faults_of_other_sites(model, faults.empty());
-    if (faults.empty()) faults = others;
-    if (!faults.empty()) throw checkpoint_error(fmt::format("{}: {}", doing, faults));
-  };
-  agree();
+  }));
   result.trainer = stored.trainer;
   result.changed_options = matched.changed_options;
 
   model.restore(counts, chosen.joins, [&](auto&& for_each) {
     detail::model_loader<Model> loader(model, stored, matched, chosen.path);
-    fault = detail::fault_of([&] {
+    std::string fault = detail::fault_of([&] {
       for_each([&](const held_part& part, auto values) { loader.announce(part, values); });
       for_each([&](const held_part& part, auto values) { loader.fill(part, values); });
     });
-    const std::string faults = detail::join_faults(detail::gather_texts(of_site, fault, doing));
-    const std::string damage =
-        faults.empty() ? loader.damage(model.gather(loader.checksums(), doing)) : faults;
-    fault = damage.empty() || !faults.empty()
-                ? faults
-                : fmt::format(
-                      "these are not the bytes that were saved, by their checksums: {}; "
-                      "take another checkpoint",
-                      damage);
-    const std::string others = detail::faults_of_other_sites(model, fault.empty());
-    if (fault.empty()) fault = others;
-    if (!fault.empty()) throw checkpoint_error(fmt::format("{}: {}", doing, fault));
+    fault = detail::join_faults(detail::gather_texts(group.of_site, fault, doing));
+    if (fault.empty()) {
+      const std::string damage = loader.damage(model.gather(loader.checksums(), doing));
+      if (!damage.empty()) {
+        fault = "these are not the bytes that were saved, by their checksums: " + damage;
+      }
+    }
+    agree(damaged(fault));
     result.bytes_read = loader.reader().bytes();
     result.header_bytes_read += loader.reader().header_bytes();
+    if (!chosen.any_newer) return;
+    // Before any site has values: none trains or saves until all have done it.
+    agree(detail::fault_of([&] {
+      if (model.rank() == 0) detail::abandon(chosen.folder, chosen.newer);
+    }));
   });
-  if (model.sites() > 1 && !options.parameters_only) {
-    const std::string left = detail::fault_of([&] {
-      if (model.rank() == 0) {
-        detail::abandon_after(detail::site_folder(root, model.site(), model.sites()), chosen.step);
-      }
-    });
-    detail::require_no_fault(of_site, left, "put newer checkpoints aside");
-  }
+  result.abandoned.assign(chosen.newer.begin(), chosen.newer.end());
   return result;
 }
 

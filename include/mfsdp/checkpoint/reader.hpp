@@ -99,8 +99,7 @@ class checkpoint_reader {
     header_bytes_ += file->layout().header_bytes;
     if (file->layout().file_bytes != expected.bytes) {
       throw checkpoint_error(fmt::format(
-          "'{}' has {} bytes; by the manifest it should have {}: it is not the file that was "
-          "saved; take another checkpoint",
+          "'{}' has {} bytes; by the manifest it should have {}: it is not the file that was saved",
           file->path(), file->layout().file_bytes, expected.bytes));
     }
     return *file;
@@ -114,7 +113,7 @@ class checkpoint_reader {
         entry->bytes != part.count * safetensors_bits(array.dtype) / 8) {
       throw checkpoint_error(fmt::format(
           "'{}' has no '{}' of {} elements of type {}, which it should have by the manifest: it is "
-          "not the file that was saved; take another checkpoint",
+          "not the file that was saved",
           file.path(), shown(key), part.count, array.dtype));
     }
     return *entry;

@@ -30,12 +30,14 @@ void for_each_written(Model& model, const rank_share& share, F&& f) {
 // Errors: usage_error if a unit is in use or gradients are pending; checkpoint_error, the same on
 // all ranks, naming the rank and the file with the cause and what to do; collective_error if a rank
 // does not come in time, as anywhere. Cost: reads and writes what is stored once, in all; some
-// numbers of each array are gathered.
+// numbers of each array are gathered. Earlier checkpoints that cannot be removed are no error, but
+// a line on stderr.
 template <class Model>
 std::string save(Model& model, const std::string& root, const save_options& options = {}) {
   model.require_step_boundary("save");
   detail::checkpoint_writer writer(detail::set_up_writer(model), root, options);
   const std::string fault = detail::fault_of([&] {
+    writer.unlink_earlier();
     detail::rank_share& share = writer.share();
     share.open(writer.partial());
     detail::for_each_written(

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <span>
@@ -25,8 +26,8 @@
 namespace mfsdp::inline MFSDP_ABI {
 
 struct save_options {
-  // How many checkpoints stay, this one included; 0: all. Several sites need at least two, since
-  // one of them may be a save ahead of another when a run ends.
+  // How many checkpoints stay, this one included; 0: all. The disk needs room for two more. Several
+  // sites should keep as many as they save between two meetings, and two more.
   int keep_last = 2;
   // The trainer's own: position in the data, state of random generators; any UTF-8, JSON say. That
   // of rank 0 is kept.
@@ -73,11 +74,19 @@ class checkpoint_writer {
         doing_(fmt::format("save step {} to '{}'", setup_.description.step, folder_)),
         share_(setup_.description, setup_.parts, setup_.rank, setup_.ranks) {
     setup_.description.trainer = options.trainer;
+    bool begun = false;
     const std::string fault = fault_of([&] {
       require_options();
-      if (setup_.rank == 0) begin_partial(folder_, setup_.description.step);
+      if (setup_.rank != 0) return;
+      begin_partial(folder_, setup_.description.step);
+      begun = true;
     });
-    require_no_fault(setup_.gather, fault, doing_);
+    try {
+      require_no_fault(setup_.gather, fault, doing_);
+    } catch (...) {
+      if (begun) discard();
+      throw;
+    }
   }
 
   [[nodiscard]] rank_share& share() { return share_; }
@@ -88,6 +97,13 @@ class checkpoint_writer {
   // Where this rank writes its share.
   [[nodiscard]] std::string partial() const {
     return fmt::format("{}/.{}.partial", folder_, step_name(setup_.description.step));
+  }
+
+  // While this rank writes: removes what no longer counts. What stays is tried again the next time,
+  // and costs space only.
+  void unlink_earlier() const {
+    if (setup_.rank != 0) return;
+    report(fault_of([&] { unlink_removed(folder_, setup_.description.step); }));
   }
 
   // After writing: makes a checkpoint of all shares, if all are well. `fault`: what this rank's has
@@ -104,10 +120,7 @@ class checkpoint_writer {
         commit_partial(folder_, setup_.description.step);
       });
       require_no_fault(setup_.gather, last, doing_);
-      const std::string left = fault_of([&] {
-        if (setup_.rank == 0) prune(folder_, keep_last_);
-      });
-      require_no_fault(setup_.gather, left, "remove earlier checkpoints; the new one is complete");
+      if (setup_.rank == 0) report(fault_of([&] { prune(folder_, keep_last_); }));
       return path;
     } catch (const checkpoint_error&) {
       discard();
@@ -123,6 +136,11 @@ class checkpoint_writer {
   }
 
  private:
+  // The new checkpoint is as good without the removal of earlier ones: no error, but not silent.
+  static void report(const std::string& left) {
+    if (!left.empty()) fmt::print(stderr, "earlier checkpoints stay: {}\n", left);
+  }
+
   void require_options() const {
     if (keep_last_ < 0) {
       throw checkpoint_error(fmt::format("save_options.keep_last is {}", keep_last_));

@@ -109,7 +109,7 @@ TEST_CASE("a disk that is full for one rank is the same error on all, and costs 
     CAPTURE(behind);
     said_by_all said;
     on_toys(uneven_spec(), 3, [&](auto& model) {
-      checkpoint_values::set_values(model, 2);
+      checkpoint_values::set_values(model, 2, 8);
       mfsdp::background_saver saver(root.path());
       (void)model.sum(0);
       std::optional<full_disk> full;
@@ -122,10 +122,10 @@ TEST_CASE("a disk that is full for one rank is the same error on all, and costs 
       }));
       (void)model.sum(0);
       CHECK(!saver.wait());  // it has been told once
-      CHECK(checkpoint_values::count_wrong(model, 2) == 0);
+      CHECK(checkpoint_values::count_wrong(model, 2, 8) == 0);
     });
     const std::string text = said.by(3);
-    CHECK(says(text, "save step 7 to"));
+    CHECK(says(text, "save step 8 to"));
     CHECK(says(text, "-of-00003.safetensors': File too large; raise the limit"));
     CHECK(says(text, ": rank "));
     CHECK(text.find("rank 0, 1, 2") == std::string::npos);
@@ -139,7 +139,7 @@ TEST_CASE("a rank that throws while the others save") {
   std::atomic<int> told = 0;
   CHECK_THROWS_WITH_AS(on_toys(toy::odd_spec(), 3,
                                [&](auto& model) {
-                                 checkpoint_values::set_values(model, 2);
+                                 checkpoint_values::set_values(model, 2, 8);
                                  if (model.rank() == 1) throw std::runtime_error("out of data");
                                  try {
                                    mfsdp::save(model, root.path());
@@ -154,10 +154,11 @@ TEST_CASE("a rank that throws while the others save") {
   on_toys(toy::odd_spec(), 4, [&](auto& model) {
     CHECK(mfsdp::load(model, root.path()).step == 7);
     wrong += checkpoint_values::count_wrong(model, 1);
+    checkpoint_values::set_values(model, 1, 9);
     mfsdp::save(model, root.path());  // what that one has left is out of the way
   });
   CHECK(wrong == 0);
-  CHECK(mfsdp::detail::folders_in(root.path()).size() == 1);
+  CHECK(mfsdp::detail::folders_in(root.path()).size() == 2);
 }
 
 TEST_CASE("a saver that is let go of completes nothing and leaves no thread") {
@@ -167,10 +168,13 @@ TEST_CASE("a saver that is let go of completes nothing and leaves no thread") {
     mfsdp::background_saver saver(root.path());
     saver.save(model);
   });
-  CHECK(!mfsdp::latest_checkpoint(root.path()));
   on_toys(toy::odd_spec(), 2, [&](auto& model) {
+    CHECK(!mfsdp::latest_checkpoint(model, root.path()));
     const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(says(text, "has no checkpoint; initialize the model instead"));
+    CHECK(says(text, "name the right folder, or initialize if this run is new"));
+    // Written again, beside what was left half way.
+    checkpoint_values::set_values(model, 1);
+    mfsdp::save(model, root.path());
   });
 }
 
@@ -219,7 +223,9 @@ TEST_CASE("bytes that are not those that were saved: the tensor and the file are
       on_toys(toy::odd_spec(), 3, [&](auto& model) {
         said.add(refusal_of([&] { return mfsdp::load(model, root.path()); }));
       });
-      CHECK(says(said.by(3), path));
+      const std::string text = said.by(3);
+      CHECK(says(text, path));
+      CHECK(says(text, "there is no earlier one: put a copy in its place, or begin anew"));
     }
     std::filesystem::rename(root / "kept", path);
   }
@@ -261,15 +267,82 @@ TEST_CASE("a run that begins anew does not mix with the checkpoints of another")
   check_still_loads(root.path(), toy::odd_spec(), 1);
 }
 
-TEST_CASE("a crash between two renames loses nothing") {
+TEST_CASE("none is replaced; the latest is named; a failed beginning leaves nothing") {
   const temporary_folder root;
-  save_made_up(root.path(), toy::odd_spec(), 1);
-  std::filesystem::rename(root / "step-000000000007", root / ".step-000000000007.replaced");
-  CHECK(mfsdp::latest_checkpoint(root.path()) == 7);
-  check_still_loads(root.path(), toy::odd_spec(), 1);
-  save_made_up(root.path(), toy::odd_spec(), 2);
-  check_still_loads(root.path(), toy::odd_spec(), 2);
-  CHECK(std::filesystem::exists(root / "step-000000000007"));
+  for (const int step : {7, 9}) {
+    on_toys(toy::odd_spec(), 2, [&](auto& model) {
+      checkpoint_values::set_values(model, 1, step);
+      mfsdp::save(model, root.path());
+    });
+  }
+  on_toys(toy::odd_spec(), 2, [&](auto& model) {
+    const auto save_at = [&](std::int64_t step, int keep_last) {
+      checkpoint_values::set_values(model, 2, step);
+      return refusal_of([&] { return mfsdp::save(model, root.path(), {.keep_last = keep_last}); });
+    };
+    CHECK(says(save_at(9, 2), "there is one already, '" + root / "step-000000000009'"));
+    CHECK(says(save_at(5, 2), "has checkpoints until step 9, and this one would be of step 5"));
+    CHECK(says(save_at(10, model.rank() == 1 ? -1 : 2), "rank 1: save_options.keep_last is -1"));
+  });
+  CHECK(mfsdp::detail::folders_in(root.path()).size() == 2);
+}
+
+TEST_CASE("a folder without a manifest is no checkpoint, and damage says where to go on") {
+  const temporary_folder root;
+  for (const int step : {7, 8, 9}) {
+    on_toys(toy::odd_spec(), 2, [&](auto& model) {
+      checkpoint_values::set_values(model, step, step);
+      mfsdp::save(model, root.path(), {.keep_last = 3});
+    });
+  }
+  std::filesystem::remove(root / "step-000000000009/manifest.json");
+  const std::string damaged = root / "step-000000000008";
+  std::filesystem::resize_file(damaged + "/states-00000-of-00002.safetensors", 100);
+  on_toys(toy::odd_spec(), 2, [&](auto& model) {
+    CHECK(mfsdp::latest_checkpoint(model, root.path()) == 8);
+    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+    const std::string way = "; move '" + damaged +
+                            "' away to go on from step 7, or name that one on purpose "
+                            "(load_options.step)";
+    CHECK(text.ends_with(way));
+    CHECK(mfsdp::load(model, root.path(), {.step = 7}).step == 7);
+    CHECK(checkpoint_values::count_wrong(model, 7) == 0);
+  });
+  CHECK(std::filesystem::exists(root / ".step-000000000008.abandoned"));
+}
+
+TEST_CASE("ranks that see different checkpoints are told which") {
+  const temporary_folder one;
+  const temporary_folder other;
+  save_made_up(one.path(), toy::odd_spec(), 1);
+  said_by_all said;
+  on_toys(toy::odd_spec(), 3, [&](auto& model) {
+    const std::string root = model.rank() == 1 ? other.path() : one.path();
+    said.add(refusal_of([&] { return mfsdp::latest_checkpoint(model, root).has_value(); }));
+  });
+  CHECK(says(said.by(3), "rank 0, 2: 7"));
+  CHECK(says(said.by(3), "rank 1: none"));
+}
+
+TEST_CASE("an earlier checkpoint that cannot be removed does not stop the next ones") {
+  const temporary_folder root;
+  const auto save_step = [&](int step) {
+    on_toys(toy::odd_spec(), 2, [&](auto& model) {
+      checkpoint_values::set_values(model, 1, step);
+      CHECK(mfsdp::save(model, root.path(), {.keep_last = 1}) ==
+            fmt::format("{}/step-{:012}", root.path(), step));
+    });
+  };
+  save_step(1);
+  const std::string locked = root / ".step-000000000001.removed";
+  std::filesystem::create_directories(locked + "/inside/more");
+  std::error_code gone;  // root removes it all the same
+  std::filesystem::permissions(locked + "/inside", std::filesystem::perms::owner_read);
+  for (const int step : {2, 3, 4}) save_step(step);
+  std::filesystem::permissions(locked + "/inside", std::filesystem::perms::owner_all, gone);
+  CHECK(std::filesystem::exists(root / "step-000000000004/manifest.json"));
+  save_step(5);
+  CHECK(!std::filesystem::exists(locked));
 }
 
 }  // namespace failures_test

@@ -1,6 +1,8 @@
 // A run that goes on from a checkpoint is the run that never stopped.
 #include <doctest/doctest.h>
 
+#include <filesystem>
+
 #include "mfsdp/checkpoint.hpp"
 #include "support/checkpoint_files.hpp"
 #include "support/checkpoint_models.hpp"
@@ -11,6 +13,7 @@ namespace resume_test {
 
 namespace {
 
+using checkpoint_files::refusal_of;
 using checkpoint_files::temporary_folder;
 using checkpoint_values::everything;
 
@@ -106,15 +109,55 @@ TEST_CASE("the latest counts, also for a model that has been trained, and the la
     train_until(model, 7);
     CHECK(mfsdp::load(model, root.path()).step == 5);
     again.add(model);
-    mfsdp::save(model, root.path(), {.keep_last = 3, .trainer = "again"});  // in its place
-    CHECK(mfsdp::load(model, root.path()).trainer == "again");
+    CHECK(mfsdp::latest_checkpoint(model, root.path()) == 5);
   });
   CHECK(again == expected);
-  CHECK(mfsdp::latest_checkpoint(root.path()) == 5);
   std::vector<std::int64_t> steps;
   for (const auto& [step, path] : mfsdp::detail::checkpoints_in(root.path())) steps.push_back(step);
   CHECK(steps == std::vector<std::int64_t>{3, 4, 5});
-  CHECK(mfsdp::detail::folders_in(root.path()).size() == 3);
+  // What the last one has taken the name of is unlinked while the next is written.
+  CHECK(std::filesystem::exists(root / ".step-000000000002.removed"));
+  CHECK(mfsdp::detail::folders_in(root.path()).size() == 4);
+  on_trainers(2, [&](auto& model) {
+    mfsdp::load(model, root.path());
+    train_until(model, 6);
+    mfsdp::save(model, root.path(), {.keep_last = 0});
+  });
+  CHECK(mfsdp::detail::folders_in(root.path()).size() == 4);
+  CHECK(!std::filesystem::exists(root / ".step-000000000002.removed"));
+}
+
+TEST_CASE("going back on purpose puts what is newer aside, and saving goes on") {
+  const temporary_folder root;
+  everything first;
+  everything second;
+  on_trainers(2, [&](auto& model) {
+    model.initialize(toy::initialize);
+    for (int step = 1; step <= 4; ++step) {
+      train_until(model, step);
+      mfsdp::save(model, root.path(), {.keep_last = 0});
+    }
+    first.add(model);
+    const std::string text =
+        refusal_of([&] { return mfsdp::load(model, root.path(), {.step = 9}); });
+    CHECK(text.find("no checkpoint of step 9; there are steps 1, 2, 3, 4") != std::string::npos);
+    for (int time = 0; time < 2; ++time) {  // what was put aside before stays
+      const mfsdp::loaded at = mfsdp::load(model, root.path(), {.step = 2});
+      CHECK(at.step == 2);
+      CHECK(at.abandoned ==
+            (time == 0 ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{4}));
+      train_until(model, 4);
+      mfsdp::save(model, root.path(), {.keep_last = 0});
+    }
+    second.add(model);
+    CHECK(mfsdp::load(model, root.path()).abandoned.empty());
+  });
+  CHECK(second == first);
+  for (const char* const name : {".step-000000000003.abandoned", ".step-000000000004.abandoned",
+                                 ".step-000000000004.abandoned-2", "step-000000000004"}) {
+    CAPTURE(name);
+    CHECK(std::filesystem::exists(root / name + "/manifest.json"));
+  }
 }
 
 }  // namespace resume_test

@@ -1,9 +1,12 @@
 // Checkpoints of sites, and of the rules that know other sites, in the middle of their periods.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
+#include <mutex>
 #include <numeric>
+#include <set>
 
 #include "lordo/lordo.hpp"
 #include "mfsdp/checkpoint.hpp"
@@ -166,7 +169,54 @@ TEST_CASE("fewer sites go on without the last, more with what the first has as o
   check_equal(go_on(true, 2, 2), go_on(false, 2, 2));
   std::filesystem::remove_all(root / "site-2");
   check_equal(go_on(true, 3, 2), go_on(false, 3, 2));
-  check_equal(go_on(true, 1, 1), go_on(false, 1, 1));
+}
+
+TEST_CASE(
+    "one site goes on from the folder of one of several, and several from one that is named") {
+  const temporary_folder root;
+  by_site saved(2);
+  by_site ended(2);
+  save_sites(root.path(), {1, 1}, saved, ended);
+  on_sites({1}, [&](auto& model) {
+    for (const bool look : {true, false}) {
+      const std::string text = refusal_of([&] {
+        if (!look) return mfsdp::load(model, root.path()).step;
+        return mfsdp::latest_checkpoint(model, root.path()).value_or(0);
+      });
+      CHECK(text.find("of a run of several sites, and this one has one: name the folder of one of "
+                      "them, '" +
+                      root / "site-") != std::string::npos);
+    }
+    CHECK(mfsdp::load(model, root / "site-0").step == 5);
+    by_site resumed(1);
+    resumed[0].add(model);
+    CHECK(resumed[0] == saved[0]);
+  });
+
+  const temporary_folder alone;
+  on_sites({1}, [&](auto& model) {
+    mfsdp::load(model, root / "site-0");
+    mfsdp::save(model, alone.path());
+  });
+  const auto load_two = [&] {
+    std::mutex guard;
+    std::set<std::string> texts;
+    on_sites({1, 1}, [&](auto& model) {
+      const std::string text = refusal_of([&] {
+        const mfsdp::loaded at = mfsdp::load(model, alone.path());
+        CHECK(at.joined == (model.site() == 1));
+        return at.step;
+      });
+      const std::scoped_lock lock(guard);
+      texts.insert(text);
+    });
+    CHECK(texts.size() == 1);
+    return *texts.begin();
+  };
+  CHECK(load_two().find("move them to '" + alone / "site-0'") != std::string::npos);
+  std::filesystem::create_directory(alone / "site-0");
+  std::filesystem::rename(alone / "step-000000000005", alone / "site-0/step-000000000005");
+  CHECK(load_two().empty());
 }
 
 TEST_CASE("the latest step that all sites have; what is newer is put aside") {
@@ -183,9 +233,10 @@ TEST_CASE("the latest step that all sites have; what is newer is put aside") {
     resumed[site].add(model);
     CHECK(resumed[site] == ended[site]);
   });
-  CHECK(std::filesystem::exists(root / "site-0/.step-000000000005.abandoned"));
-  CHECK(mfsdp::latest_checkpoint(root.path()) == 4);
+  const std::string aside = root / "site-0/.step-000000000005.abandoned";
+  CHECK(std::filesystem::exists(aside));
   on_sites({1, 1}, [&](auto& model) {
+    CHECK(mfsdp::latest_checkpoint(model, root.path()) == 4);
     mfsdp::load(model, root.path());
     train_sites_until(model, 5);
     mfsdp::save(model, root.path());
@@ -193,16 +244,56 @@ TEST_CASE("the latest step that all sites have; what is newer is put aside") {
         refusal_of([&] { return mfsdp::save(model, root.path(), {.keep_last = 1}); });
     CHECK(text.find("keep at least 2") != std::string::npos);
   });
-  CHECK(!std::filesystem::exists(root / "site-0/.step-000000000005.abandoned"));
+  CHECK(std::filesystem::exists(aside));
+}
 
-  for (const char* const step : {"/step-000000000004", "/step-000000000005"}) {
-    std::filesystem::remove_all(root / "site-0" + step);
-  }
-  std::filesystem::create_directories(root / "site-0/step-000000000003");
-  on_sites({1, 1}, [&](auto& model) {
-    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(text.find("none of the same step") != std::string::npos);
+TEST_CASE("sites that are further apart do not go back unless told to") {
+  const temporary_folder root;
+  on_sites({1, 2}, [&](auto& model) {
+    model.initialize(toy::initialize);
+    for (int step = 1; step <= 4; ++step) {
+      train_sites_until(model, step);
+      mfsdp::save(model, root.path(), {.keep_last = 0});
+    }
   });
+  for (const char* const step : {"/step-000000000003", "/step-000000000004"}) {
+    std::filesystem::remove_all(root / "site-1" + step);
+  }
+  on_sites({1, 2}, [&](auto& model) {
+    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+    CHECK(text.find("site 0: 1, 2, 3, 4; site 1: 1, 2;") != std::string::npos);
+    CHECK(text.find("(load_options.step = 2), or move the folder of the site that is behind away, "
+                    "so that it joins") != std::string::npos);
+    CHECK(mfsdp::latest_checkpoint(model, root.path()) == 4);
+    const mfsdp::loaded at = mfsdp::load(model, root.path(), {.step = 2});
+    CHECK(at.step == 2);
+    CHECK(at.abandoned.size() == (model.site() == 0 ? 2 : 0));
+  });
+  std::filesystem::remove_all(root / "site-0");
+  std::filesystem::create_directories(root / "site-0/step-000000000003");
+  checkpoint_files::put_bytes(root / "site-0/step-000000000003/manifest.json", "{}");
+  on_sites({1, 2}, [&](auto& model) {
+    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+    CHECK(text.find("They have none in common: move") != std::string::npos);
+  });
+}
+
+TEST_CASE("a site that cannot put aside stops all before any has values") {
+  const temporary_folder root;
+  by_site saved(2);
+  by_site ended(2);
+  save_sites(root.path(), {1, 1}, saved, ended);
+  std::filesystem::remove_all(root / "site-1/step-000000000005");
+  std::filesystem::permissions(
+      root / "site-0", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  if (access((root / "site-0").c_str(), W_OK) != 0) {  // not so for root
+    on_sites({1, 1}, [&](auto& model) {
+      const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+      CHECK(text.find("site 0: cannot rename") != std::string::npos);
+      CHECK_THROWS_AS((void)model.acquire(0, mfsdp::pass::forward), mfsdp::usage_error);
+    });
+  }
+  std::filesystem::permissions(root / "site-0", std::filesystem::perms::owner_all);
 }
 
 TEST_CASE("a site that cannot load stops the others, too") {
@@ -210,12 +301,31 @@ TEST_CASE("a site that cannot load stops the others, too") {
   by_site saved(2);
   by_site ended(2);
   save_sites(root.path(), {1, 2}, saved, ended);
-  std::filesystem::remove(root / "site-1/step-000000000005/manifest.json");
+  std::filesystem::resize_file(root / "site-1/step-000000000005/manifest.json", 10);
   on_sites({1, 2}, [&](auto& model) {
     const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(
-        text.find(model.site() == 1 ? "manifest.json'" : "site 1 could not load its checkpoint") !=
-        std::string::npos);
+    CHECK(text.find("site 1: " + root / "site-1/step-000000000005/manifest.json") !=
+          std::string::npos);
+    CHECK(text.find("away to go on from step 4") != std::string::npos);
+  });
+}
+
+TEST_CASE("a model whose step an exception ended half way refuses to load, at once") {
+  const temporary_folder root;
+  on_sites({1, 1}, [&](auto& model) {
+    model.initialize(toy::initialize);
+    mfsdp::save(model, root.path());
+    model.initialize([&](const mfsdp::tensor_spec&, std::span<float> values, mfsdp::index_t) {
+      for (float& value : values) value = static_cast<float>(model.site());
+    });
+    CHECK_THROWS(train_sites_until(model, 1));  // sites begin with equal values
+    std::string text;
+    try {
+      mfsdp::load(model, root.path());
+    } catch (const mfsdp::usage_error& refused) {
+      text = refused.what();
+    }
+    CHECK(text.find("half way") != std::string::npos);
   });
 }
 
