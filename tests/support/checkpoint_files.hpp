@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <stdlib.h>
+#include <sys/fsuid.h>
 
 #include <filesystem>
 #include <fstream>
@@ -32,6 +33,18 @@ class temporary_folder {
 
  private:
   std::string path_;
+};
+
+// This thread has no more rights to files than others have, even if the tests run as root.
+class without_privileges {
+ public:
+  without_privileges() : before_(setfsuid(65534)) {}
+  ~without_privileges() { setfsuid(static_cast<uid_t>(before_)); }
+  without_privileges(const without_privileges&) = delete;
+  without_privileges& operator=(const without_privileges&) = delete;
+
+ private:
+  int before_;
 };
 
 inline void put_bytes(const std::string& path, std::string_view bytes) {

@@ -193,11 +193,10 @@ struct chosen_checkpoint {
   if (asked) {
     const auto step = static_cast<std::uint64_t>(*asked);
     if (!std::ranges::binary_search(common, step)) {
-      throw checkpoint_error(
-          fmt::format("'{}' has no checkpoint of step {}{}; there are {}: name another step, or "
-                      "move the folder "
-                      "of a site without it away, so that it joins",
-                      root, *asked, sites == 1 ? "" : " of every site that has any", lists));
+      throw checkpoint_error(fmt::format(
+          "'{}' has no checkpoint of step {}{}; there are {}: name another step{}", root, *asked,
+          sites == 1 ? "" : " of every site that has any", lists,
+          sites == 1 ? "" : ", or move the folder of a site without it away, so that it joins"));
     }
     std::erase_if(common, [&](auto other) { return other > step; });
   }

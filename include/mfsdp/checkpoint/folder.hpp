@@ -4,7 +4,8 @@
 //   <root>/site-1/step-000000000120/   one of several sites'
 //   .step-000000000120.partial/        being written, or left by who has died while writing
 //   .step-000000000120.removed/        no longer kept: unlinked while the next one is written
-//   .step-000000000120.abandoned/      put aside by load; stays until a person removes it
+//   .step-000000000120.abandoned/      put aside by load, or without manifest.json when this step
+//                                      was saved; stays until a person removes it
 //
 // Nothing with a dot before its name is ever loaded, nor a folder without manifest.json.
 #pragma once
@@ -108,12 +109,13 @@ inline void begin_partial(const std::string& folder, std::int64_t step) {
   }
   const std::string name = step_name(step);
   const std::string complete = fmt::format("{}/{}", folder, name);
-  if (is_there(complete)) {
+  if (found.contains(step)) {
     throw checkpoint_error(
         fmt::format("there is one already, '{}', and none is replaced: move it away, or name "
                     "another folder",
                     complete));
   }
+  if (is_there(complete)) hide(folder, name, step, "abandoned");  // without a manifest
   const std::string partial = fmt::format(".{}.partial", name);
   if (is_there(folder + "/" + partial)) hide(folder, partial, step, "removed");
   create_folder(folder + "/" + partial);

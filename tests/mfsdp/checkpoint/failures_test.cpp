@@ -262,7 +262,7 @@ TEST_CASE("a run that begins anew does not mix with the checkpoints of another")
   on_toys(toy::odd_spec(), 2, [&](auto& model) {
     model.initialize(toy::initialize);
     const std::string text = refusal_of([&] { return mfsdp::save(model, root.path()); });
-    CHECK(says(text, "has a checkpoint of step 7, and this one would be of step 0"));
+    CHECK(says(text, "has checkpoints until step 7, and this one would be of step 0"));
   });
   check_still_loads(root.path(), toy::odd_spec(), 1);
 }
@@ -307,8 +307,12 @@ TEST_CASE("a folder without a manifest is no checkpoint, and damage says where t
     CHECK(text.ends_with(way));
     CHECK(mfsdp::load(model, root.path(), {.step = 7}).step == 7);
     CHECK(checkpoint_values::count_wrong(model, 7) == 0);
+    checkpoint_values::set_values(model, 9, 9);
+    mfsdp::save(model, root.path());
+    CHECK(mfsdp::load(model, root.path()).step == 9);
   });
   CHECK(std::filesystem::exists(root / ".step-000000000008.abandoned"));
+  CHECK(std::filesystem::exists(root / ".step-000000000009.abandoned"));
 }
 
 TEST_CASE("ranks that see different checkpoints are told which") {
@@ -326,23 +330,25 @@ TEST_CASE("ranks that see different checkpoints are told which") {
 
 TEST_CASE("an earlier checkpoint that cannot be removed does not stop the next ones") {
   const temporary_folder root;
-  const auto save_step = [&](int step) {
-    on_toys(toy::odd_spec(), 2, [&](auto& model) {
-      checkpoint_values::set_values(model, 1, step);
-      CHECK(mfsdp::save(model, root.path(), {.keep_last = 1}) ==
-            fmt::format("{}/step-{:012}", root.path(), step));
-    });
-  };
-  save_step(1);
+  std::filesystem::permissions(root.path(), std::filesystem::perms(0777));
   const std::string locked = root / ".step-000000000001.removed";
   std::filesystem::create_directories(locked + "/inside/more");
-  std::error_code gone;  // root removes it all the same
-  std::filesystem::permissions(locked + "/inside", std::filesystem::perms::owner_read);
-  for (const int step : {2, 3, 4}) save_step(step);
-  std::filesystem::permissions(locked + "/inside", std::filesystem::perms::owner_all, gone);
-  CHECK(std::filesystem::exists(root / "step-000000000004/manifest.json"));
-  save_step(5);
+  std::filesystem::permissions(locked + "/inside", std::filesystem::perms(0555));
+  const auto save_step = [&](auto& model, int step) {
+    checkpoint_values::set_values(model, 1, step);
+    CHECK(mfsdp::save(model, root.path(), {.keep_last = 1}) ==
+          fmt::format("{}/step-{:012}", root.path(), step));
+  };
+  on_toys(toy::odd_spec(), 2, [&](auto& model) {
+    const checkpoint_files::without_privileges meanwhile;
+    for (const int step : {1, 2, 3}) save_step(model, step);
+  });
+  CHECK(std::filesystem::exists(locked + "/inside/more"));
+  CHECK(!std::filesystem::exists(root / ".step-000000000001.removed-2"));
+  std::filesystem::permissions(locked + "/inside", std::filesystem::perms(0777));
+  on_toys(toy::odd_spec(), 2, [&](auto& model) { save_step(model, 4); });
   CHECK(!std::filesystem::exists(locked));
+  CHECK(mfsdp::detail::checkpoints_in(root.path()).size() == 1);
 }
 
 }  // namespace failures_test

@@ -1,6 +1,5 @@
 // Checkpoints of sites, and of the rules that know other sites, in the middle of their periods.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -284,16 +283,15 @@ TEST_CASE("a site that cannot put aside stops all before any has values") {
   by_site ended(2);
   save_sites(root.path(), {1, 1}, saved, ended);
   std::filesystem::remove_all(root / "site-1/step-000000000005");
-  std::filesystem::permissions(
-      root / "site-0", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-  if (access((root / "site-0").c_str(), W_OK) != 0) {  // not so for root
-    on_sites({1, 1}, [&](auto& model) {
-      const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-      CHECK(text.find("site 0: cannot rename") != std::string::npos);
-      CHECK_THROWS_AS((void)model.acquire(0, mfsdp::pass::forward), mfsdp::usage_error);
-    });
-  }
-  std::filesystem::permissions(root / "site-0", std::filesystem::perms::owner_all);
+  std::filesystem::permissions(root.path(), std::filesystem::perms(0755));
+  std::filesystem::permissions(root / "site-0", std::filesystem::perms(0555));
+  on_sites({1, 1}, [&](auto& model) {
+    const checkpoint_files::without_privileges meanwhile;
+    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+    CHECK(text.find("site 0: cannot rename") != std::string::npos);
+    CHECK_THROWS_AS((void)model.acquire(0, mfsdp::pass::forward), mfsdp::usage_error);
+  });
+  std::filesystem::permissions(root / "site-0", std::filesystem::perms(0755));
 }
 
 TEST_CASE("a site that cannot load stops the others, too") {
