@@ -118,9 +118,10 @@ class checkpoint_writer {
         if (setup_.rank != 0) return;
         write_manifest();
         commit_partial(folder_, setup_.description.step);
+        // Renames only, and before the others go on: all ranks see the same names afterwards.
+        report(fault_of([&] { prune(folder_, keep_last_); }));
       });
       require_no_fault(setup_.gather, last, doing_);
-      if (setup_.rank == 0) report(fault_of([&] { prune(folder_, keep_last_); }));
       return path;
     } catch (const checkpoint_error&) {
       discard();
