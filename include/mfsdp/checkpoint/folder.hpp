@@ -100,9 +100,7 @@ inline void remove_checkpoint(const std::string& folder, std::int64_t step) {
 // Where a checkpoint of this step is written. Creates the folders; what an earlier crash has left
 // is put back or removed. Errors: checkpoint_error, also if there are checkpoints of later steps.
 inline std::string begin_partial(const std::string& folder, std::int64_t step) {
-  std::error_code fault;
-  std::filesystem::create_directories(folder, fault);
-  if (fault) fail_on_file("create", folder, fault.value());
+  create_folders(folder);
   for (const auto& [found, path] : checkpoints_in(folder)) {
     if (found > step) {
       throw checkpoint_error(fmt::format(
