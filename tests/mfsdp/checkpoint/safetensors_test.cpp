@@ -212,7 +212,8 @@ TEST_CASE("hostile safetensors headers are refused with the array and the fault"
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
        R"("a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
        8, "f: 'a' is there twice"},
-      {"{}", 1, "by its header it should have 10: it was cut off or written over"},
+      {"{}", 1,
+       "has 11 bytes, more than its header says, which is 10: it is damaged or incomplete"},
   };
   for (const hostile& each : table) {
     CAPTURE(each.header.substr(0, 200));
@@ -242,10 +243,14 @@ TEST_CASE(
     put_bytes(path, bytes);
     return refusal_of([&] { return safetensors_file(path); });
   };
-  CHECK(refused("") == path + ": no safetensors file, or one that was cut off: it has 0 bytes");
-  CHECK(refused("1234567").ends_with("it has 7 bytes"));
+  CHECK(refused("") == path +
+                           ": no safetensors file, or one that is damaged or incomplete: it has 0 "
+                           "bytes; take another checkpoint");
+  CHECK(refused("1234567").ends_with("it has 7 bytes; take another checkpoint"));
   CHECK(refused(header_of_length(3) + "{}") ==
-        path + ": no safetensors file, or one that was cut off: a header of 3 bytes; 2 would fit");
+        path +
+            ": no safetensors file, or one that is damaged or incomplete: a header of 3 bytes; 2 "
+            "would fit; take another checkpoint");
   CHECK(refused(header_of_length(~std::uint64_t{0}) + "{}")
             .find("a header of 18446744073709551615 bytes; 2 would fit") != std::string::npos);
   CHECK(refused(header_of_length(std::uint64_t{1} << 63) + "{}").find("2 would fit") !=
