@@ -265,8 +265,11 @@ class trainer {
 
 // What the rest of a run follows from, beside the model and the step: kept in its checkpoints.
 inline std::string course_of(const settings& how) {
-  return fmt::format("seed {}, {} steps of {} sequences, warmup {}", how.seed, how.steps,
-                     how.sequences, how.warmup);
+  return fmt::format(
+      "seed {}, {} steps of {} sequences, warmup {}, {} at rate {}, AdamW at {}, clip {}", how.seed,
+      how.steps, how.sequences, how.warmup, how.optimizer,
+      how.matrix_rate ? fmt::format("{}", *how.matrix_rate) : "of its own", how.elementwise_rate,
+      how.clip);
 }
 
 // Sets the model to its initial values or to the latest checkpoint; returns the steps taken.
@@ -274,6 +277,12 @@ inline std::string course_of(const settings& how) {
 template <class Model>
 int start(Model& model, const settings& how) {
   const auto found = [&] { return mfsdp::latest_checkpoint(how.checkpoint) ? 1 : 0; };
+  // Before any training, which save() would refuse to keep.
+  if (!how.resume && !how.checkpoint.empty() && model.sum(found()) > 0) {
+    throw std::invalid_argument("'" + how.checkpoint +
+                                "' has checkpoints already: go on from them with --resume, or name "
+                                "another folder");
+  }
   // If one rank sees any, all load, and are told what is wrong if others see none.
   if (!how.resume || model.sum(found()) == 0) {
     model.initialize(
@@ -289,6 +298,9 @@ int start(Model& model, const settings& how) {
   if (at.trainer != course_of(how)) {
     throw std::invalid_argument("the run of " + at.path + " has " + at.trainer +
                                 ", this one would have " + course_of(how));
+  }
+  if (model.rank() == 0) {
+    for (const std::string& change : at.changed_options) fmt::print("changed: {}\n", change);
   }
   return static_cast<int>(at.step);
 }
