@@ -103,7 +103,7 @@ class plain_file {
   }
   static void for_each_chunk(std::size_t size,
                              const std::function<void(std::size_t, std::size_t)>& f) {
-    constexpr std::size_t chunk = std::size_t{1} << 22;
+    constexpr auto chunk = static_cast<std::size_t>(mfsdp::detail::checkpoint_chunk);
     for (std::size_t at = 0; at < size; at += chunk) f(at, std::min(chunk, size - at));
   }
 
@@ -116,8 +116,7 @@ void forget_folder(const fs::path& folder) {
   }
 }
 
-// -------------------------------------------------------------------------------------------
-// rounds
+// ------------------------------------------------------------------------------------------ rounds
 
 constexpr std::array<const char*, 3> kinds{"save", "load_cold", "load_warm"};
 

@@ -265,15 +265,25 @@ class trainer {
 
 // What the rest of a run follows from, beside the model and the step: kept in its checkpoints.
 inline std::string course_of(const settings& how) {
-  return fmt::format("seed {}, {} steps of {} sequences, warmup {}", how.seed, how.steps,
-                     how.sequences, how.warmup);
+  return fmt::format(
+      "seed {}, {} steps of {} sequences, warmup {}, {} at rate {}, AdamW at {}, clip {}", how.seed,
+      how.steps, how.sequences, how.warmup, how.optimizer,
+      how.matrix_rate ? fmt::format("{}", *how.matrix_rate) : "of its own", how.elementwise_rate,
+      how.clip);
 }
 
 // Sets the model to its initial values or to the latest checkpoint; returns the steps taken.
 // Errors: std::invalid_argument if that is of another run.
 template <class Model>
 int start(Model& model, const settings& how) {
-  if (!how.resume || !mfsdp::latest_checkpoint(model, how.checkpoint)) {
+  const bool there =
+      !how.checkpoint.empty() && mfsdp::latest_checkpoint(model, how.checkpoint).has_value();
+  if (there && !how.resume) {  // before any training, which save() would refuse to keep
+    throw std::invalid_argument("'" + how.checkpoint +
+                                "' has checkpoints already: go on from them with --resume, or name "
+                                "another folder");
+  }
+  if (!there) {
     model.initialize(
         [&](const mfsdp::tensor_spec& tensor, std::span<float> values, mfsdp::index_t first) {
           const initial_values initial(how.shape, tensor.name, how.seed);
@@ -287,6 +297,9 @@ int start(Model& model, const settings& how) {
   if (at.trainer != course_of(how)) {
     throw std::invalid_argument("the run of " + at.path + " has " + at.trainer +
                                 ", this one would have " + course_of(how));
+  }
+  if (model.rank() == 0) {
+    for (const std::string& change : at.changed_options) fmt::print("changed: {}\n", change);
   }
   return static_cast<int>(at.step);
 }

@@ -34,6 +34,29 @@ enum class tensor_role {
   }
 }
 
+namespace detail {
+
+// Without overlong forms, surrogates and what is beyond U+10FFFF.
+[[nodiscard]] constexpr bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const auto first = static_cast<unsigned char>(text[0]);
+    const std::size_t bytes = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if ((first >= 0x80 && first < 0xC2) || first > 0xF4 || text.size() < bytes) return false;
+    char32_t point = bytes == 1 ? first : first & (0x7Fu >> bytes);
+    for (std::size_t i = 1; i < bytes; ++i) {
+      const auto next = static_cast<unsigned char>(text[i]);
+      if ((next & 0xC0) != 0x80) return false;
+      point = point << 6 | (next & 0x3F);
+    }
+    if (bytes == 3 && (point < 0x800 || (point >= 0xD800 && point < 0xE000))) return false;
+    if (bytes == 4 && (point < 0x10000 || point > 0x10FFFF)) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
+}  // namespace detail
+
 struct tensor_options {
   // A frozen tensor is gathered like any other, has no gradient and is never updated.
   bool frozen = false;
@@ -166,13 +189,20 @@ class model_spec {
   }
 
  private:
-  // Names appear in plans, messages and files, one to a line and separated by blanks.
+  // Names appear in plans, messages and files, one to a line and separated by blanks; in files as
+  // JSON, which is UTF-8, before the marks of parts and states.
   static void require_printable(std::string_view name, std::string_view what) {
     const bool printable =
         std::all_of(name.begin(), name.end(), [](unsigned char c) { return c > ' ' && c != 127; });
     if (name.empty() || !printable) {
       throw spec_error(
           fmt::format("{} name '{}' is empty or has blanks or control characters", what, name));
+    }
+    if (name.find_first_of("[]/") != name.npos || !detail::is_utf8(name)) {
+      throw spec_error(fmt::format(
+          "{} name '{}' has '[', ']' or '/', or is not UTF-8; checkpoints could not tell it from "
+          "parts and states of others: rename it",
+          what, name));
     }
   }
 

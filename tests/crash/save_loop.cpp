@@ -1,9 +1,8 @@
 // What crash_test.sh starts and kills.
 //
 //   save_loop train FOLDER STEPS   goes on from the latest checkpoint in FOLDER, if there is one,
-//   until
-//                                  STEPS, and saves after every step; prints each step that is
-//                                  saved
+//                                  until STEPS, and saves after every step; prints each step that
+//                                  is saved
 //   save_loop check FOLDER LEAST   every checkpoint there has the values of a run that nothing ever
 //                                  interrupted, at another number of ranks; the latest is of step
 //                                  LEAST or a later one

@@ -64,6 +64,8 @@ refuses "repeats a single byte" --data "$folder/short"
 refuses "width" $tiny --width 33
 refuses "cannot write" $tiny --json "$folder"
 refuses "this one would have seed 2" $saved --resume --seed 2
+refuses "has checkpoints already" $saved
+refuses "clip 2" $saved --resume --clip 2
 refuses "of another model" $saved --resume --optimizer soap --placement owner
 refuses "--checkpoint" $tiny --resume
 echo "ok"

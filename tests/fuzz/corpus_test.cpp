@@ -26,4 +26,10 @@ TEST_CASE("every fuzz target takes its corpus") {
   }
 }
 
+TEST_CASE("the manifest that the target 'load' begins with is one that loads") {
+  std::ifstream file(std::string(MFSDP_FUZZ_CORPUS) + "/load/saved", std::ios::binary);
+  const std::string input{std::istreambuf_iterator<char>(file), {}};
+  CHECK(fuzz::loads(input));
+}
+
 }  // namespace corpus_test

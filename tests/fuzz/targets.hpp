@@ -209,8 +209,9 @@ inline mfsdp::model_spec loaded_model() {
 }
 
 // The input is the manifest up to its checksum, of a checkpoint whose files are those of the model
-// that loads it. It is refused, or the model has the values that were saved.
-inline void load(std::string_view input) {
+// that loads it. It is refused, or the model has the values that were saved and can be trained.
+// Returns whether it was loaded.
+inline bool loads(std::string_view input) {
   static const scratch root("load");
   static mfsdp::sharded_model model{loaded_model(), mfsdp::self{}, mfsdp::owner_placement{},
                                     mfsdp::adamw{}};
@@ -232,14 +233,31 @@ inline void load(std::string_view input) {
   try {
     static_cast<void>(mfsdp::load(model, root.path));
   } catch (const mfsdp::checkpoint_error&) {
-    return;
+    return false;
   }
-  const auto weights = model.acquire(model.forward_order().front(), mfsdp::pass::evaluate);
-  for (std::size_t t = 0; t < weights.pointers().size(); ++t) {
-    for (std::size_t i = 0; i < weights[t].flat().size(); ++i) {
-      require(weights[t].flat()[i] == 1 + static_cast<float>(i), "the values are those saved");
+  const std::size_t unit = model.forward_order().front();
+  {
+    const auto weights = model.acquire(unit, mfsdp::pass::evaluate);
+    for (std::size_t t = 0; t < weights.pointers().size(); ++t) {
+      for (std::size_t i = 0; i < weights[t].flat().size(); ++i) {
+        require(weights[t].flat()[i] == 1 + static_cast<float>(i), "the values are those saved");
+      }
     }
   }
+  const std::int64_t steps = model.counts().steps;
+  {
+    const auto weights = model.acquire(unit, mfsdp::pass::backward);
+    const auto gradients = model.gradients(unit);
+    gradients.zero();
+    gradients.reduce();
+  }
+  model.step();
+  require(model.counts().steps == steps + 1, "a step is taken");
+  return true;
+}
+
+inline void load(std::string_view input) {
+  static_cast<void>(loads(input));
 }
 
 struct target {

@@ -129,6 +129,24 @@ TEST_CASE("names are unique and printable") {
                        "tensor name 'x.y.z' is declared twice in the model", spec_error);
 }
 
+TEST_CASE("names that a checkpoint could not write or tell apart are refused, and named") {
+  model_spec spec;
+  auto unit = spec.unit("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80");  // of two, three and four bytes
+  unit.vector("\xC3\xA9", 1);
+  CHECK_THROWS_WITH_AS(unit.vector("v[0:4]", 1),
+                       "tensor name 'v[0:4]' has '[', ']' or '/', or is not UTF-8; checkpoints "
+                       "could not tell it from parts and states of others: rename it",
+                       spec_error);
+  for (const char* const name :
+       {"a[", "a]", "a/b", "/", "\xFF", "\x80", "\xC3", "\xC3\x28", "\xC0\xAF", "\xE0\x80\x80",
+        "\xED\xA0\x80", "\xE2\x82", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF8\x88\x80\x80"}) {
+    CAPTURE(name);
+    CHECK_THROWS_AS(spec.unit(name), spec_error);
+    CHECK_THROWS_AS(unit.vector(name, 1), spec_error);
+    CHECK_THROWS_AS(unit.tied(name, "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80.\xC3\xA9"), spec_error);
+  }
+}
+
 TEST_CASE("sizes must be countable") {
   model_spec spec;
   auto unit = spec.unit("u");

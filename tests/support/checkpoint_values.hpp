@@ -35,11 +35,17 @@ inline float made_up(const std::string& name, index_t element, int salt) {
   return (static_cast<float>(word % 255) - 127.0f) / 64.0f;
 }
 
-// As if it had been trained: so many steps, another number of updates for each item.
+// At most as many as the steps that set_values makes up.
+[[nodiscard]] inline std::int64_t made_up_updates(std::size_t item, int salt) {
+  return (static_cast<std::int64_t>(item) + salt) % 8;
+}
+
+// As if it had been trained: so many steps, at least 7, and another number of updates for each item.
 template <class Model>
 void set_values(Model& model, int salt, std::int64_t steps = 7) {
   mfsdp::training_counts counts{steps, std::vector<std::int64_t>(model.plan().items.size())};
-  std::iota(counts.updates.begin(), counts.updates.end(), salt);
+  for (std::size_t i = 0; i < counts.updates.size(); ++i)
+    counts.updates[i] = made_up_updates(i, salt);
   model.restore(counts, false, [&](auto&& for_each) {
     for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
       const std::string name = name_of(model, part.array);
@@ -62,7 +68,7 @@ index_t count_wrong(Model& model, int salt, std::int64_t steps = 7) {
       wrong += static_cast<float>(values[i]) == static_cast<float>(T(expected)) ? 0 : 1;
     }
     if (!model.arrays()[part.array].is_state()) return;
-    wrong += counts.updates[part.item] == static_cast<std::int64_t>(part.item) + salt ? 0 : 1;
+    wrong += counts.updates[part.item] == made_up_updates(part.item, salt) ? 0 : 1;
   });
   return wrong + (counts.steps == steps ? 0 : 1);
 }

@@ -48,15 +48,26 @@ template <class F>
   return lists;
 }
 
-// The texts of all ranks, of which more than 64 KiB are cut off.
+// A text of at most so many bytes: a longer one is cut between two UTF-8 characters and ends with
+// how much is left out.
+[[nodiscard]] inline std::string shortened(const std::string& text, std::size_t longest) {
+  if (text.size() <= longest) return text;
+  constexpr std::size_t note = 40;
+  std::size_t end = longest > note ? longest - note : 0;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return fmt::format("{}... ({} more bytes)", text.substr(0, end), text.size() - end);
+}
+
+// The texts of all ranks, each of at most 64 KiB.
 [[nodiscard]] inline std::vector<std::string> gather_texts(const gather_numbers& gather,
                                                            const std::string& own,
                                                            std::string_view label) {
   constexpr std::size_t longest = std::size_t{1} << 16;
+  const std::string sent = shortened(own, longest);
   std::vector<std::uint64_t> words;
-  for (std::size_t i = 0; i < std::min(own.size(), longest); ++i) {
+  for (std::size_t i = 0; i < sent.size(); ++i) {
     if (i % 8 == 0) words.push_back(0);
-    words.back() |= std::uint64_t{static_cast<unsigned char>(own[i])} << (8 * (i % 8));
+    words.back() |= std::uint64_t{static_cast<unsigned char>(sent[i])} << (8 * (i % 8));
   }
   std::vector<std::string> texts;
   for (const std::vector<std::uint64_t>& list : gather_lists(gather, words, label)) {

@@ -4,22 +4,16 @@
 #include <algorithm>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "mfsdp/checkpoint/division.hpp"
 #include "mfsdp/checkpoint/manifest.hpp"
+#include "mfsdp/checkpoint/types.hpp"
 #include "mfsdp/plan_text.hpp"
 #include "mfsdp/runtime/arrays.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
-
-// As safetensors files name the types of type_name.
-[[nodiscard]] inline std::string dtype_of(std::string_view type) {
-  if (type == "fp32") return "F32";
-  return type == "bf16" ? "BF16" : "F16";
-}
 
 // Tensors in the order of the spec; arrays in that of sharded_model::arrays(), without parts.
 [[nodiscard]] inline manifest describe_arrays(const plan& p, std::span<const model_array> arrays,

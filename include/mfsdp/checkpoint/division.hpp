@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <span>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "mfsdp/checkpoint/types.hpp"
 #include "mfsdp/plan.hpp"
 #include "mfsdp/runtime/arrays.hpp"
 
@@ -20,10 +20,6 @@ struct written_part {
   index_t count = 0;
   int rank = 0;
 };
-
-[[nodiscard]] inline index_t bytes_of_type(std::string_view type) {
-  return type == "fp32" ? 4 : 2;
-}
 
 // Parts that one rank of each shard group holds, or all do. Those of one rank that touch are one.
 [[nodiscard]] inline std::vector<written_part> parts_of_ranks(const plan& p,

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,17 +26,37 @@ namespace mfsdp::inline MFSDP_ABI {
 
 struct export_options {
   // Of the arrays in one file, where there may be several; a larger tensor has one for itself.
+  // Positive.
   std::int64_t file_bytes = 5'000'000'000;
 };
 
 namespace detail {
 
+// The path that an export gets: without slashes at its end. Errors: checkpoint_error if there is
+// anything but an empty folder in the place of a folder, or anything at all in that of a file.
+[[nodiscard]] inline std::string export_target(std::string path) {
+  while (path.ends_with('/')) path.pop_back();
+  if (path.empty()) fail_on_file("export to", path, ENOENT);
+  std::error_code unknown;
+  const std::filesystem::file_status there = std::filesystem::symlink_status(path, unknown);
+  const bool empty_folder = !path.ends_with(".safetensors") &&
+                            there.type() == std::filesystem::file_type::directory &&
+                            std::filesystem::is_empty(path, unknown);
+  if (std::filesystem::exists(there) && !empty_folder) fail_on_file("export to", path, EEXIST);
+  return path;
+}
+
 // The files of an export, and where each tensor is.
 class export_layout {
  public:
-  // `to` is the path of a file if it ends as one, else that of a folder.
+  // `to` is the path of a file if it ends as one, else that of a folder, without a slash at its
+  // end. Errors: checkpoint_error.
   export_layout(const manifest& description, std::string to, const export_options& options)
       : to_(std::move(to)), folder_(!to_.ends_with(".safetensors")) {
+    if (options.file_bytes <= 0) {
+      throw checkpoint_error(
+          fmt::format("export_options.file_bytes is {}; it must be positive", options.file_bytes));
+    }
     std::vector<std::vector<safetensors_entry>> entries(1);
     std::int64_t bytes = 0;
     for (std::size_t t = 0; t < description.tensors.size(); ++t) {
@@ -54,6 +76,7 @@ class export_layout {
       files_.push_back({file_name(files_.size(), entries.size()), std::move(header)});
       layouts_.push_back(std::move(layout));
     }
+    open_.resize(files_.size());
     for (std::size_t t = 0; t < places_.size(); ++t) {
       const std::string& name = description.tensors[t].name;
       places_[t].second = layouts_[places_[t].first].find(name)->first_byte;
@@ -61,31 +84,32 @@ class export_layout {
     }
   }
 
-  // One rank: creates the files, with headers.
-  void begin() const {
-    std::filesystem::remove_all(partial());
+  // One rank: creates the files, with headers. Fails if anything has the partial's name.
+  void begin() {
     if (folder_) create_folder(partial());
+    begun_ = folder_;
     for (std::size_t i = 0; i < files_.size(); ++i) {
       file fresh = file::create(path_of_file(i));
+      begun_ = true;
       fresh.write(std::as_bytes(std::span(files_[i].second)), 0);
+      fresh.sync();
       fresh.close();
     }
   }
-  // Every rank, then put() for what it writes, then finish().
-  void open() {
-    for (std::size_t i = 0; i < files_.size(); ++i) open_.push_back(file::amend(path_of_file(i)));
-  }
+  // Every rank, for what it writes, then finish().
   void put(std::size_t tensor, index_t first, std::span<const std::byte> elements,
            std::size_t width) {
     const auto& [which, start] = places_[tensor];
-    open_[which].write(elements, start + first * static_cast<std::int64_t>(width));
+    if (!open_[which]) open_[which] = file::amend(path_of_file(which));
+    open_[which]->write(elements, start + first * static_cast<std::int64_t>(width));
   }
   void finish() {
-    for (file& each : open_) {
-      each.sync();
-      each.close();
+    for (std::optional<file>& each : open_) {
+      if (!each) continue;
+      each->sync();
+      each->close();
+      each.reset();
     }
-    open_.clear();
   }
   // One rank, when all have finished: gives the files their names.
   void commit() const {
@@ -98,11 +122,21 @@ class export_layout {
       fresh.close();
     }
     if (folder_) sync_folder(partial());
-    rename_durably(partial(), to_);
+    rename_durably(partial(), export_target(to_));
   }
-  [[nodiscard]] std::string partial() const { return to_ + ".partial"; }
+  // Removes what this rank has created, as far as possible.
+  void discard() const noexcept {
+    if (!begun_) return;
+    std::error_code ignored;
+    std::filesystem::remove_all(partial(), ignored);
+  }
 
  private:
+  // Beside the target, hidden.
+  [[nodiscard]] std::string partial() const {
+    const std::filesystem::path to = to_;
+    return (to.parent_path() / fmt::format(".{}.partial", to.filename().string())).string();
+  }
   [[nodiscard]] std::string file_name(std::size_t i, std::size_t files) const {
     return files == 1 ? "model.safetensors"
                       : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files);
@@ -118,17 +152,20 @@ class export_layout {
   std::vector<safetensors_layout> layouts_;                   // of the files
   std::vector<std::pair<std::size_t, std::int64_t>> places_;  // file and first byte, by tensor
   std::map<std::string, std::string> index_;                  // files of tensors, if several
-  std::vector<file> open_;
+  std::vector<std::optional<file>> open_;                     // what this rank has written to
+  bool begun_ = false;
 };
 
 }  // namespace detail
 
 // Writes all parameters, whole and under their names, in the type that is updated (frozen ones as
-// they are held): to one safetensors file if `path` ends in ".safetensors", else to a folder that
-// is new, or empty, as model.safetensors, or several files with an index as is usual for large
-// models. A tied tensor is there once, under the name that it was declared with. All ranks of one
-// site alike, to a file system that all of them see; it is there when all is written and on the
-// disk, or not at all. Errors: usage_error and checkpoint_error as save.
+// they are held): to one safetensors file if `path` ends in ".safetensors", which must not be there
+// yet, else to a folder that is new, or empty, as model.safetensors, or several files with an index
+// as is usual for large models. A tied tensor is there once, under the name that it was declared
+// with. All ranks of one site alike, to a file system that all of them see; it is there when all is
+// written and on the disk, or not at all: until then it has the hidden name .<name>.partial beside
+// it, which a crash leaves, and which the next export refuses to take. Errors: usage_error and
+// checkpoint_error as save; also if anything is there already.
 template <class Model>
 void export_model(Model& model, const std::string& path, const export_options& options = {}) {
   model.require_step_boundary("export_model");
@@ -139,31 +176,33 @@ void export_model(Model& model, const std::string& path, const export_options& o
   const auto parameters = model.arrays().first(model.plan().tensors.size());
   const auto parts =
       detail::divide_writing(model.plan(), parameters, model.ranks() / model.plan().ranks);
-  detail::export_layout files(detail::describe_model(model), path, options);
+  std::optional<detail::export_layout> files;
   const auto all_of_them = [&](auto&& f) {
     detail::require_no_fault(gather, detail::fault_of(f), doing);
   };
   try {
     all_of_them([&] {
-      if (model.rank() == 0) files.begin();
+      std::string target = detail::export_target(path);
+      files.emplace(detail::describe_model(model), std::move(target), options);
     });
     all_of_them([&] {
-      files.open();
+      if (model.rank() == 0) files->begin();
+    });
+    all_of_them([&] {
       model.for_each_held([&]<class T>(const held_part& part, std::span<const T> values) {
         const auto* const own = detail::find_part(parts, part.array, part.first);
         if (own == nullptr || own->rank != model.rank()) return;
         detail::for_each_host_chunk(model, values, [&](index_t at, std::span<const T> host) {
-          files.put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
+          files->put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
         });
       });
-      files.finish();
+      files->finish();
     });
     all_of_them([&] {
-      if (model.rank() == 0) files.commit();
+      if (model.rank() == 0) files->commit();
     });
   } catch (const checkpoint_error&) {
-    std::error_code ignored;
-    if (model.rank() == 0) std::filesystem::remove_all(files.partial(), ignored);
+    if (files) files->discard();
     throw;
   }
 }

@@ -114,8 +114,9 @@ class file {
       if (count < 0) fail("read", errno);
       if (count == 0) {
         throw checkpoint_error(fmt::format(
-            "'{}' ends at byte {}, {} too early: it was cut off; take another checkpoint", path_,
-            size(), bytes.size()));
+            "'{}' ends at byte {}, {} too early: it is damaged or incomplete; take another "
+            "checkpoint",
+            path_, size(), bytes.size()));
       }
       bytes = bytes.subspan(static_cast<std::size_t>(count));
       offset += count;
@@ -187,12 +188,33 @@ inline void sync_folder(const std::string& path) {
     code = 0;
   }
   ::close(folder);
+  if (code == EINVAL || code == ENOTSUP)
+    return;  // this file system keeps names without being asked
   if (code != 0) fail_on_file("write to the disk", path, code);
 }
 
 // Creates a folder in one that is there. Fails if anything has that name. Errors: checkpoint_error.
 inline void create_folder(const std::string& path) {
   if (::mkdir(path.c_str(), 0777) != 0) fail_on_file("create", path, errno);
+}
+
+// Creates a folder and those above it that are not there, all durably: each name is on the disk.
+// Nothing if the folder is there. Errors: checkpoint_error.
+inline void create_folders(const std::string& path) {
+  const auto is_there = [&] {
+    std::error_code unknown;
+    return std::filesystem::is_directory(path, unknown);
+  };
+  if (is_there()) return;
+  std::filesystem::path folder = path;
+  if (!folder.has_filename()) folder = folder.parent_path();  // "a/" is "a"
+  const std::string above = folder.parent_path().string();
+  if (!above.empty()) create_folders(above);
+  // Another process may have created it since.
+  if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_there())) {
+    fail_on_file("create", path, errno);
+  }
+  sync_folder(above.empty() ? "." : above);
 }
 
 // Renames a file or a folder within one folder, at once and durably: whoever looks, also after a

@@ -96,9 +96,7 @@ inline void hide(const std::string& folder, const std::string& name, std::int64_
 // Where a checkpoint of this step is written. Creates the folders; what an earlier crash has left
 // is out of the way. Errors: checkpoint_error, also if there is one of this step or a later one.
 inline void begin_partial(const std::string& folder, std::int64_t step) {
-  std::error_code fault;
-  std::filesystem::create_directories(folder, fault);
-  if (fault) fail_on_file("create", folder, fault.value());
+  create_folders(folder);
   const auto found = checkpoints_in(folder);
   if (!found.empty() && found.rbegin()->first > step) {
     throw checkpoint_error(fmt::format(

@@ -19,7 +19,7 @@
 #include "mfsdp/checkpoint/compare.hpp"
 #include "mfsdp/checkpoint/description.hpp"
 #include "mfsdp/checkpoint/reader.hpp"
-#include "mfsdp/dtype.hpp"
+#include "mfsdp/checkpoint/types.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -39,18 +39,6 @@ struct loaded {
 };
 
 namespace detail {
-
-// Calls f with a value of the type that a dtype stands for.
-template <class F>
-void with_dtype(std::string_view dtype, F&& f) {
-  if (dtype == "F32") {
-    f(float{});
-  } else if (dtype == "BF16") {
-    f(bfloat16{});
-  } else {
-    f(float16{});
-  }
-}
 
 // Fills a model with what one checkpoint has, and sums up the hashes of what this rank reads.
 template <class Model>

@@ -18,6 +18,7 @@
 
 #include "mfsdp/checkpoint/json.hpp"
 #include "mfsdp/checkpoint/safetensors.hpp"
+#include "mfsdp/checkpoint/types.hpp"
 #include "mfsdp/error.hpp"
 #include "mfsdp/fnv1a.hpp"
 #include "mfsdp/spec.hpp"
@@ -130,6 +131,8 @@ inline constexpr std::string_view manifest_format = "mfsdp checkpoint";
 inline constexpr std::int64_t manifest_version = 1;
 inline constexpr json_limits manifest_limits{std::size_t{256} << 20, 5};
 inline constexpr std::int64_t most_ranks = 1 << 20;
+// As many digits as the names of folders have; what counts on from here does not overflow.
+inline constexpr std::int64_t most_steps = 999'999'999'999;
 // So that bytes can be counted, too; as in model_spec.
 inline constexpr index_t most_elements = std::numeric_limits<index_t>::max() / 64;
 
@@ -169,7 +172,7 @@ class manifest_parser {
     root_.require_members({"format", "version", "step", "plan_hash", "ranks", "replicas", "site",
                            "sites", "placement", "precision", "rounding_seed", "rules", "files",
                            "tensors", "arrays", "trainer", "checksum"});
-    result_.step = root_["step"].integer(0, std::numeric_limits<std::int64_t>::max());
+    result_.step = root_["step"].integer(0, most_steps);
     result_.plan_hash = root_["plan_hash"].line();
     result_.ranks = static_cast<int>(root_["ranks"].integer(1, most_ranks));
     result_.replicas = static_cast<int>(root_["replicas"].integer(1, most_ranks));
@@ -263,7 +266,7 @@ class manifest_parser {
     tensor.optimizer = field["optimizer"].line();
     const json_field updates = field["updates"];
     for (std::size_t i = 0; i < updates.size(); ++i) {
-      tensor.updates.push_back(updates[i].integer(0, std::numeric_limits<std::int64_t>::max()));
+      tensor.updates.push_back(updates[i].integer(0, result_.step));
     }
     if (tensor.frozen != tensor.optimizer.empty() || (tensor.frozen && !tensor.updates.empty())) {
       field.fail("must be frozen or have an optimizer, and only then updates");
@@ -289,7 +292,7 @@ class manifest_parser {
     array.state = field["state"].line();
     array.matrix = field["matrix"].integer(0, most_elements);
     array.dtype = field["dtype"].text();
-    if (array.dtype != "F32" && array.dtype != "BF16" && array.dtype != "F16") {
+    if (!is_stored_dtype(array.dtype)) {
       field["dtype"].fail(fmt::format("is '{}'; it must be F32, BF16 or F16", shown(array.dtype)));
     }
     array.elements = field["elements"].integer(0, most_elements);
@@ -389,7 +392,14 @@ class manifest_parser {
 // unknown tensors, names of files that leave the folder.
 [[nodiscard]] inline manifest parse_manifest(std::string_view text,
                                              std::string_view where = "manifest") {
-  const detail::json root = detail::parse_json(text, detail::manifest_limits, where);
+  const detail::json root = [&] {
+    try {
+      return detail::parse_json(text, detail::manifest_limits, where);
+    } catch (const checkpoint_error& fault) {
+      throw checkpoint_error(fmt::format(
+          "{}: the manifest is damaged or incomplete; take another checkpoint", fault.what()));
+    }
+  }();
   return detail::manifest_parser(root, text, where).parse();
 }
 

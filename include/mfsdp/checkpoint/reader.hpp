@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -18,9 +20,23 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
+// Opens a file that a checkpoint must have. Errors: checkpoint_error.
+template <class Open>
+[[nodiscard]] auto open_stored(const std::string& path, Open open) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, unknown)) &&
+      unknown != std::errc::permission_denied) {
+    throw checkpoint_error(
+        fmt::format("'{}' is not there: the checkpoint is damaged or incomplete; take another "
+                    "checkpoint",
+                    path));
+  }
+  return open(path);
+}
+
 // Errors: checkpoint_error.
 [[nodiscard]] inline std::string read_manifest_text(const std::string& folder) {
-  const file from = file::open(folder + "/manifest.json");
+  const file from = open_stored(folder + "/manifest.json", file::open);
   const std::int64_t bytes = from.size();
   if (static_cast<std::uint64_t>(bytes) > manifest_limits.bytes) {
     throw checkpoint_error(fmt::format("{}: has {} bytes; a manifest has at most {}", from.path(),
@@ -95,7 +111,8 @@ class checkpoint_reader {
     std::optional<safetensors_file>& file = files_[which];
     if (file) return *file;
     const stored_file& expected = stored_.files[which];
-    file.emplace(folder_ + "/" + expected.name);
+    file.emplace(open_stored(folder_ + "/" + expected.name,
+                             [](const std::string& path) { return safetensors_file(path); }));
     header_bytes_ += file->layout().header_bytes;
     if (file->layout().file_bytes != expected.bytes) {
       throw checkpoint_error(fmt::format(

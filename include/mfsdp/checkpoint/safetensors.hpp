@@ -3,8 +3,7 @@
 //
 //   8 bytes           length of the header, little-endian
 //   header            {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...},
-//   and
-//                     texts under "__metadata__"; blanks at its end align the data to 8 bytes
+//                     and texts under "__metadata__"; blanks at its end align the data to 8 bytes
 //   data              offsets count from here; no gaps, no overlaps, nothing behind the last
 #pragma once
 
@@ -94,9 +93,9 @@ inline constexpr std::string_view safetensors_metadata = "__metadata__";
   return bits / 8;
 }
 
+// Without a look at the file, whose end finish_layout compares with that of the arrays.
 inline safetensors_entry parse_safetensors_entry(const std::string& name, const json_field& field,
-                                                 std::int64_t header_bytes,
-                                                 std::int64_t file_bytes) {
+                                                 std::int64_t header_bytes) {
   field.require_members({"dtype", "shape", "data_offsets"});
   safetensors_entry entry{name, field["dtype"].text(), {}};
   if (safetensors_bits(entry.dtype) == 0) {
@@ -108,9 +107,9 @@ inline safetensors_entry parse_safetensors_entry(const std::string& name, const 
   }
   const json_field offsets = field["data_offsets"];
   if (offsets.size() != 2) offsets.fail("must be two numbers, the first byte and the end");
-  const std::int64_t data_bytes = file_bytes - header_bytes;
-  const std::int64_t first = offsets[std::size_t{0}].integer(0, data_bytes);
-  entry.bytes = offsets[1].integer(first, data_bytes) - first;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / 2;
+  const std::int64_t first = offsets[std::size_t{0}].integer(0, most);
+  entry.bytes = offsets[1].integer(first, most) - first;
   entry.first_byte = header_bytes + first;
   const std::optional<std::int64_t> expected = safetensors_bytes(entry.dtype, entry.shape);
   if (!expected) shape.fail("has too many elements to count, or no whole number of bytes");
@@ -139,10 +138,10 @@ inline void finish_layout(safetensors_layout& layout, std::string_view where) {
     next += entry.bytes;
   }
   if (next != layout.file_bytes) {
-    throw checkpoint_error(
-        fmt::format("{}: has {} bytes; by its header it should have {}: it was cut off or written "
-                    "over; take another one",
-                    where, layout.file_bytes, next));
+    throw checkpoint_error(fmt::format(
+        "{}: has {} bytes, {} than its header says, which is {}: it is damaged or incomplete; take "
+        "another checkpoint",
+        where, layout.file_bytes, layout.file_bytes < next ? "fewer" : "more", next));
   }
 }
 
@@ -213,7 +212,8 @@ inline void finish_layout(safetensors_layout& layout, std::string_view where) {
   const std::int64_t most = std::min(detail::longest_safetensors_header, file_bytes - 8);
   if (length > static_cast<std::uint64_t>(most)) {
     throw checkpoint_error(fmt::format(
-        "{}: no safetensors file, or one that was cut off: a header of {} bytes; {} would fit",
+        "{}: no safetensors file, or one that is damaged or incomplete: a header of {} bytes; {} "
+        "would fit; take another checkpoint",
         where, length, most));
   }
   return static_cast<std::int64_t>(length);
@@ -235,8 +235,7 @@ inline void finish_layout(safetensors_layout& layout, std::string_view where) {
   for (const auto& [name, value] : root.get_ref<const json::object_t&>()) {
     const json_field field(value, where, fmt::format("'{}'", shown(name)));
     if (name != safetensors_metadata) {
-      layout.entries.push_back(
-          parse_safetensors_entry(name, field, layout.header_bytes, file_bytes));
+      layout.entries.push_back(parse_safetensors_entry(name, field, layout.header_bytes));
       continue;
     }
     if (!value.is_object()) field.fail("is no object");
@@ -256,7 +255,9 @@ class safetensors_file {
     const std::int64_t bytes = file_.size();
     if (bytes < 8) {
       throw checkpoint_error(fmt::format(
-          "{}: no safetensors file, or one that was cut off: it has {} bytes", path, bytes));
+          "{}: no safetensors file, or one that is damaged or incomplete: it has {} bytes; take "
+          "another checkpoint",
+          path, bytes));
     }
     std::array<std::byte, 8> prefix;
     file_.read(prefix, 0);

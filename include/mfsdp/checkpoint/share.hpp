@@ -32,35 +32,19 @@ inline constexpr std::array<std::string_view, 2> share_kinds{"parameters", "stat
 // files: checkpoint_error with the path.
 class rank_share {
  public:
-  // `m` describes the arrays that the parts are of.
+  // `m` describes the arrays that the parts are of, and outlives this.
   rank_share(const manifest& m, std::vector<written_part> parts, int rank, int ranks)
-      : parts_(std::move(parts)), checksums_(m.arrays.size(), 0) {
+      : description_(m),
+        rank_(rank),
+        ranks_(ranks),
+        parts_(std::move(parts)),
+        checksums_(m.arrays.size(), 0) {
     std::erase_if(parts_, [&](const written_part& part) { return part.rank != rank; });
-    std::map<std::string_view, const stored_tensor*> tensors;
-    for (const stored_tensor& tensor : m.tensors) tensors.emplace(tensor.name, &tensor);
-    std::array<std::vector<safetensors_entry>, 2> entries;
-    std::vector<std::string> names;
-    for (const written_part& part : parts_) {
-      const stored_array& array = m.arrays[part.array];
-      const stored_tensor& tensor = *tensors.at(array.tensor);
-      names.push_back(array_key(array, tensor, part.first, part.count));
-      kinds_.push_back(array.is_parameter() ? 0 : 1);
-      entries[kinds_.back()].push_back(
-          {names.back(), array.dtype, array_shape(array, tensor, part.first, part.count)});
-    }
-    starts_.resize(parts_.size());
-    for (std::size_t kind = 0; kind < entries.size(); ++kind) {
-      if (entries[kind].empty()) continue;
-      auto [header, layout] = make_safetensors_header(std::move(entries[kind]));
-      files_[kind] = {share_name(kind, rank, ranks), std::move(header), layout.file_bytes, {}};
-      for (std::size_t i = 0; i < parts_.size(); ++i) {
-        if (kinds_[i] == kind) starts_[i] = layout.find(names[i])->first_byte;
-      }
-    }
   }
 
-  // Creates the files.
+  // Creates the files. Errors: also if a header cannot be written, of one rank alone.
   void open(const std::string& folder) {
+    lay_out();
     for (share_file& each : files_) {
       if (each.bytes == 0) continue;
       each.open.emplace(file::create(folder + "/" + each.name));
@@ -104,6 +88,33 @@ class rank_share {
     std::optional<file> open{};
   };
 
+  void lay_out() {
+    std::map<std::string_view, const stored_tensor*> tensors;
+    for (const stored_tensor& tensor : description_.tensors) tensors.emplace(tensor.name, &tensor);
+    std::array<std::vector<safetensors_entry>, 2> entries;
+    std::vector<std::string> names;
+    for (const written_part& part : parts_) {
+      const stored_array& array = description_.arrays[part.array];
+      const stored_tensor& tensor = *tensors.at(array.tensor);
+      names.push_back(array_key(array, tensor, part.first, part.count));
+      kinds_.push_back(array.is_parameter() ? 0 : 1);
+      entries[kinds_.back()].push_back(
+          {names.back(), array.dtype, array_shape(array, tensor, part.first, part.count)});
+    }
+    starts_.resize(parts_.size());
+    for (std::size_t kind = 0; kind < entries.size(); ++kind) {
+      if (entries[kind].empty()) continue;
+      auto [header, layout] = make_safetensors_header(std::move(entries[kind]));
+      files_[kind] = {share_name(kind, rank_, ranks_), std::move(header), layout.file_bytes, {}};
+      for (std::size_t i = 0; i < parts_.size(); ++i) {
+        if (kinds_[i] == kind) starts_[i] = layout.find(names[i])->first_byte;
+      }
+    }
+  }
+
+  const manifest& description_;
+  int rank_;
+  int ranks_;
   std::vector<written_part> parts_;   // of this rank
   std::vector<std::int64_t> starts_;  // where each is in its file
   std::vector<std::size_t> kinds_;    // which file that is

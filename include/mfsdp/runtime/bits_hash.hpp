@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -15,8 +16,9 @@
 namespace mfsdp::inline MFSDP_ABI::detail {
 
 // Of elements first, first + 1, ... of an array, in host memory: the hash of a whole is the sum of
-// those of its parts, wherever it is cut. Depends on bits and places; a Word is as wide as an
-// element, 16 or 32 bits.
+// those of its parts, wherever it is cut. Depends on bits and places, on all 64 bits of these; a
+// Word is as wide as an element, 16 or 32 bits. Multiples of the golden ratio are far apart: places
+// less than 2^30 from each other have no key in common, whatever their elements.
 template <class Word>
 [[nodiscard]] std::uint64_t bits_hash_of(std::span<const std::byte> elements, index_t first) {
   std::uint64_t sum = 0;
@@ -25,15 +27,21 @@ template <class Word>
   for (std::size_t i = 0; i < count; ++i) {
     Word bits;
     std::memcpy(&bits, elements.data() + i * sizeof(Word), sizeof(Word));
-    sum += mix(((place + i) << 32) + bits);
+    sum += mix((place + i) * golden_gamma + bits);
   }
   return sum;
 }
 
 [[nodiscard]] inline std::uint64_t bits_hash_of(std::span<const std::byte> elements, index_t first,
                                                 std::size_t width) {
-  return width == 2 ? bits_hash_of<std::uint16_t>(elements, first)
-                    : bits_hash_of<std::uint32_t>(elements, first);
+  switch (width) {
+    case 2:
+      return bits_hash_of<std::uint16_t>(elements, first);
+    case 4:
+      return bits_hash_of<std::uint32_t>(elements, first);
+    default:
+      throw std::logic_error(fmt::format("bits_hash: elements of {} bytes", width));
+  }
 }
 
 // The same of elements that a backend keeps. Cost: reads all of them, in parts of widened_part on

@@ -73,8 +73,7 @@ TEST_CASE("one file, whole tensors under their names, tied ones once") {
   on_rows(3, [&](auto& model) {
     checkpoint_values::set_values(model, 1);
     mfsdp::export_model(model, folder / "model.safetensors");
-    mfsdp::export_model(model, folder / "model.safetensors");  // in place of the former
-    mfsdp::export_model(model, folder / "whole");
+    mfsdp::export_model(model, folder / "whole//");
   });
   CHECK(count_files(folder.path()) == 2);
   const auto names = check_exported(folder / "model.safetensors", 1);
@@ -83,6 +82,57 @@ TEST_CASE("one file, whole tensors under their names, tied ones once") {
   CHECK(!names.contains("head.output"));
   CHECK(check_exported(folder / "whole/model.safetensors", 1) == names);
   CHECK(count_files(folder / "whole") == 1);
+}
+
+TEST_CASE("an export replaces and removes nothing that was there before") {
+  const temporary_folder folder;
+  std::filesystem::create_directory(folder / "full");
+  std::filesystem::create_directory(folder / "empty");
+  std::filesystem::create_directory(folder / ".busy.partial");
+  for (const char* const name : {"f.safetensors", "file", "full/kept", ".busy.partial/kept",
+                                 ".two.safetensors.partial", "new.partial"}) {
+    checkpoint_files::put_bytes(folder / name, "kept");
+  }
+  std::filesystem::create_symlink("nowhere", folder / "link");
+  const std::size_t before = count_files(folder.path());
+  on_rows(2, [&](auto& model) {
+    checkpoint_values::set_values(model, 4);
+    const auto refused = [&](const std::string& path, const mfsdp::export_options& options = {}) {
+      return refusal_of([&] { return mfsdp::export_model(model, path, options), 0; });
+    };
+    for (const char* const name :
+         {"f.safetensors", "f.safetensors/", "file", "full", "full/", "link"}) {
+      CAPTURE(name);
+      std::string path = folder / name;
+      if (path.back() == '/') path.pop_back();
+      CHECK(refused(folder / name).find("cannot export to '" + path + "': File exists") !=
+            std::string::npos);
+    }
+    for (const char* const name : {"busy", "two.safetensors"}) {
+      CAPTURE(name);
+      CHECK(refused(folder / name).find(std::string(".") + name + ".partial': File exists") !=
+            std::string::npos);
+    }
+    CHECK(refused(folder / "nothing/below").find("No such file") != std::string::npos);
+    CHECK(refused("").find("check the path") != std::string::npos);
+    for (const std::int64_t bytes : {0, -1}) {
+      CHECK(refused(folder / "new", {.file_bytes = bytes}).find("file_bytes is") !=
+            std::string::npos);
+    }
+  });
+  CHECK(count_files(folder.path()) == before);
+  for (const char* const name : {"f.safetensors", "file", "full/kept", ".busy.partial/kept",
+                                 ".two.safetensors.partial", "new.partial"}) {
+    CHECK(std::filesystem::file_size(folder / name) == 4);
+  }
+  on_rows(2, [&](auto& model) {
+    checkpoint_values::set_values(model, 4);
+    mfsdp::export_model(model, folder / "empty");
+    mfsdp::export_model(model, folder / "new");
+  });
+  check_exported(folder / "empty/model.safetensors", 4);
+  check_exported(folder / "new/model.safetensors", 4);
+  CHECK(count_files(folder.path()) == before + 1);
 }
 
 TEST_CASE("above a size there are several files and an index that leads to each tensor") {

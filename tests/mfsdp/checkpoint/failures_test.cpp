@@ -226,14 +226,18 @@ TEST_CASE("bytes that are not those that were saved: the tensor and the file are
       const std::string text = said.by(3);
       CHECK(says(text, path));
       CHECK(says(text, "there is no earlier one: put a copy in its place, or begin anew"));
+      CHECK(says(text, "damaged or incomplete"));
     }
     std::filesystem::rename(root / "kept", path);
   }
-  std::filesystem::remove(folder + "parameters-00000-of-00002.safetensors");
-  on_toys(toy::odd_spec(), 2, [&](auto& model) {
-    const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-    CHECK(says(text, "parameters-00000-of-00002.safetensors': No such file"));
-  });
+  for (const char* const file : {"parameters-00000-of-00002.safetensors", "manifest.json"}) {
+    std::filesystem::remove(folder + file);
+    on_toys(toy::odd_spec(), 2, [&](auto& model) {
+      const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
+      CHECK(says(text, std::string(file) + "' is not there: the checkpoint is damaged or "
+                                           "incomplete; take another checkpoint"));
+    });
+  }
 }
 
 TEST_CASE("a step boundary is asked for, and options are checked") {

@@ -73,7 +73,8 @@ TEST_CASE("a file that ends too early says where") {
   put_bytes(path, "0123456789");
   const file in = file::open(path);
   CHECK(refusal_of([&] { return read_text(in, 8, 5); }) ==
-        "'" + path + "' ends at byte 10, 3 too early: it was cut off; take another checkpoint");
+        "'" + path +
+            "' ends at byte 10, 3 too early: it is damaged or incomplete; take another checkpoint");
   CHECK(refusal_of([&] { return read_text(in, 50, 1); }).find("1 too early") != std::string::npos);
 }
 
@@ -150,6 +151,28 @@ TEST_CASE("an error of the system says what to do about it") {
         "another folder");
   CHECK(fail_with(EMFILE).ends_with("raise the limit on open files (ulimit -n)"));
   CHECK(fail_with(EIO).ends_with("Input/output error; check the disk and the log of the system"));
+}
+
+TEST_CASE("folders are created with those above them") {
+  const temporary_folder folder;
+  put_bytes(folder / "f", "1");
+  for (const char* const name : {"a", "b/c/d", "b/e/", "b//g/./h", "a"}) {
+    CAPTURE(name);
+    mfsdp::detail::create_folders(folder / name);
+    CHECK(std::filesystem::is_directory(folder / name));
+  }
+  std::filesystem::create_directory_symlink("a", folder / "link");
+  mfsdp::detail::create_folders(folder / "link/below");
+  CHECK(std::filesystem::is_directory(folder / "a/below"));
+  CHECK(refusal_of([&] { return mfsdp::detail::create_folders(folder / "f"), 0; }) ==
+        "cannot create '" + (folder / "f") + "': File exists; remove it, or name another one");
+  CHECK(refusal_of([&] { return mfsdp::detail::create_folders(folder / "f/x/y"), 0; }) != "");
+  CHECK(
+      refusal_of([&] { return mfsdp::detail::create_folders(""), 0; }).ends_with("check the path"));
+}
+
+TEST_CASE("a folder that cannot be synced because its file system has no such thing is no error") {
+  mfsdp::detail::sync_folder("/proc/self");
 }
 
 TEST_CASE("folders are created once, renames replace files and no full folders") {

@@ -141,7 +141,7 @@ TEST_CASE("a prepared checkpoint is refused for what it is, and leads nowhere") 
        [&](const auto& folder, const auto&) {
          edit_file(folder + parameters, [](std::string& text) { text += "more"; });
        },
-       "it was cut off or written over"},
+       "more than its header says"},
       {"a header that claims all memory",
        [&](const auto& folder, const auto&) {
          edit_file(folder + parameters, [](std::string& text) { text.replace(0, 8, 8, '\x7F'); });

@@ -79,7 +79,7 @@ TEST_CASE("manifests of any contents are read as they were written") {
   };
   for (int round = 0; round < 100; ++round) {
     manifest m;
-    m.step = static_cast<std::int64_t>(random()) << up_to(31);
+    m.step = 99 + (static_cast<std::int64_t>(random()) << up_to(7));
     m.ranks = 1 + static_cast<int>(up_to(1000));
     m.sites = 1 + static_cast<int>(up_to(4));
     m.site = static_cast<int>(up_to(m.sites - 1));
@@ -197,6 +197,9 @@ TEST_CASE("hostile manifests are refused with the field and the fault") {
       {"\"updates\":[12,11]", "\"updates\":[12]",
        "m: arrays[2].matrix is 1; the tensor 'u.m' has 1"},
       {"\"updates\":[12,11]", "\"updates\":[12,-1]", "m: tensors[0].updates[1] is -1"},
+      {"\"updates\":[12,11]", "\"updates\":[12,13]",
+       "m: tensors[0].updates[1] is 13; it must be an integer from 0 to 12"},
+      {"\"step\": 12", "\"step\": 1000000000000", "m: step is 1000000000000; it must be an"},
       {"\"updates\":[]", "\"updates\":[1]", "m: tensors[1] must be frozen"},
 
       {"{\"tensor\":\"u.m\"", "{\"tensor\":\"u.x\"",

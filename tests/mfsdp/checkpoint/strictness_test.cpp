@@ -73,6 +73,7 @@ TEST_CASE("all differences are in one error, which leaves the model as it was") 
     CAPTURE(text);
     for (const char* const part :
          {"not in the checkpoint: 'a.new'", "not in the model: 'a.gone'",
+          "of another role: 'b.as_matrix' (matrix there, elementwise here)",
           "of another shape: 'b.wider' (4x8 there, 8x4 here)",
           "of another number of matrices: 'a.fused' (3 there, 2 here)",
           "of another optimizer: 'b.as_matrix' (muon there, adamw here), 'b.freezes' (adamw there, "
@@ -95,7 +96,20 @@ TEST_CASE("options may change and are reported") {
     REQUIRE(at.changed_options.size() == 1);
     CHECK(at.changed_options[0].starts_with("muon: was 'muon 0.02 "));
     CHECK(at.changed_options[0].find("is 'muon 0.5 ") != std::string::npos);
+    CHECK(at.changed_options[0].ends_with("(0.02 to 0.5)"));
   });
+}
+
+TEST_CASE("rules that are new and rules that are gone are reported") {
+  mfsdp::manifest stored;
+  stored.rules = {{"muon", "muon 0.02"}, {"adamw", "adamw 1"}};
+  mfsdp::manifest model;
+  model.rules = {{"adamw", "adamw 1"}, {"soap", "soap 3"}};
+  const mfsdp::detail::matched_manifest matched =
+      mfsdp::detail::manifest_matcher(stored, model, {}, "there").match();
+  CHECK(matched.changed_options ==
+        std::vector<std::string>{"optimizer 'soap' is new: was not there",
+                                 "optimizer 'muon' is gone: was 'muon 0.02'"});
 }
 
 TEST_CASE("names may be mapped") {
