@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,16 +35,16 @@ inline float made_up(const std::string& name, index_t element, int salt) {
 }
 
 // At most as many as the steps that set_values makes up.
-[[nodiscard]] inline std::int64_t made_up_updates(std::size_t item, int salt) {
-  return (static_cast<std::int64_t>(item) + salt) % 8;
+[[nodiscard]] inline std::int64_t made_up_updates(std::size_t item, int salt, std::int64_t steps) {
+  return (static_cast<std::int64_t>(item) + salt) % (steps + 1);
 }
 
-// As if it had been trained: so many steps, at least 7, and another number of updates for each item.
+// As if it had been trained: so many steps, and another number of updates for each item.
 template <class Model>
 void set_values(Model& model, int salt, std::int64_t steps = 7) {
   mfsdp::training_counts counts{steps, std::vector<std::int64_t>(model.plan().items.size())};
   for (std::size_t i = 0; i < counts.updates.size(); ++i)
-    counts.updates[i] = made_up_updates(i, salt);
+    counts.updates[i] = made_up_updates(i, salt, steps);
   model.restore(counts, false, [&](auto&& for_each) {
     for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
       const std::string name = name_of(model, part.array);
@@ -68,7 +67,7 @@ index_t count_wrong(Model& model, int salt, std::int64_t steps = 7) {
       wrong += static_cast<float>(values[i]) == static_cast<float>(T(expected)) ? 0 : 1;
     }
     if (!model.arrays()[part.array].is_state()) return;
-    wrong += counts.updates[part.item] == made_up_updates(part.item, salt) ? 0 : 1;
+    wrong += counts.updates[part.item] == made_up_updates(part.item, salt, steps) ? 0 : 1;
   });
   return wrong + (counts.steps == steps ? 0 : 1);
 }
