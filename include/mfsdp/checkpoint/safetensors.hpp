@@ -227,7 +227,8 @@ inline void finish_layout(safetensors_layout& layout, std::string_view where) {
                                                                  std::string_view where) {
   using namespace detail;
   if (!header.starts_with('{')) {
-    throw checkpoint_error(fmt::format("{}: no safetensors file: the header is no object", where));
+    throw checkpoint_error(fmt::format(
+        "{}: damaged or incomplete, or no safetensors file: the header is no object", where));
   }
   constexpr json_limits limits{static_cast<std::size_t>(longest_safetensors_header), 3};
   const json root = parse_json(header, limits, where);

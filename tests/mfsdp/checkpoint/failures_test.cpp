@@ -230,14 +230,19 @@ TEST_CASE("bytes that are not those that were saved: the tensor and the file are
     }
     std::filesystem::rename(root / "kept", path);
   }
-  for (const char* const file : {"parameters-00000-of-00002.safetensors", "manifest.json"}) {
-    std::filesystem::remove(folder + file);
+  const auto refusal = [&] {
+    said_by_all said;
     on_toys(toy::odd_spec(), 2, [&](auto& model) {
-      const std::string text = refusal_of([&] { return mfsdp::load(model, root.path()); });
-      CHECK(says(text, std::string(file) + "' is not there: the checkpoint is damaged or "
-                                           "incomplete; take another checkpoint"));
+      said.add(refusal_of([&] { return mfsdp::load(model, root.path()); }));
     });
-  }
+    return said.by(2);
+  };
+  std::filesystem::remove(folder + "parameters-00000-of-00002.safetensors");
+  CHECK(says(refusal(),
+             "parameters-00000-of-00002.safetensors' is not there: the checkpoint is damaged or "
+             "incomplete; take another checkpoint"));
+  std::filesystem::remove(folder + "manifest.json");  // it is none any more
+  CHECK(says(refusal(), "has no checkpoint"));
 }
 
 TEST_CASE("a step boundary is asked for, and options are checked") {
