@@ -192,6 +192,7 @@ inline std::vector<plain_part> plain_parts(const mfsdp::model_spec& spec) {
     const mfsdp::tensor_spec& tensor = spec.tensors()[t];
     const bool matrix = tensor.role == mfsdp::tensor_role::matrix;
     const index_t matrices = tensor.matrices();
+    if (matrices == 0) continue;  // a stack of none
     const mfsdp::matrix_shape shape =
         matrix ? mfsdp::matrix_shape{tensor.shape().rows / matrices, tensor.shape().cols}
                : mfsdp::matrix_shape{1, tensor.elements()};

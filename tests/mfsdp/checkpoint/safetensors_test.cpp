@@ -148,8 +148,7 @@ TEST_CASE("hostile safetensors headers are refused with the array and the fault"
                        offsets, others);
   };
   const std::vector<hostile> table{
-      {"", 0,
-       "f: no safetensors file, or one that is damaged or incomplete: the header is no object"},
+      {"", 0, "f: damaged or incomplete, or no safetensors file: the header is no object"},
       {"[]", 0, "the header is no object"},
       {" {}", 0, "the header is no object"},
       {"\xEF\xBB\xBF{}", 0, "the header is no object"},

@@ -191,15 +191,21 @@ TEST_CASE("a step that a site gives up is one without a usable gradient") {
   });
 }
 
+// One that does not tell its options, so that only the meetings show that they differ.
+template <bool Whole>
+struct silent_momentum : local_momentum<Whole> {
+  [[nodiscard]] std::string options() const { return {}; }
+};
+
 TEST_CASE("sites that meet in different steps are told so") {
   std::string what;
   try {
     thread_world{2}.run([](auto comm) {
       const auto axes = make_sites(comm, {1, 1});
       const int period = 2 + axes.site.rank();
-      sharded_model model{
-          toy::odd_spec(), axes, owner_placement{},
-          mixed{local_momentum<true>{.period = period}, local_momentum<false>{.period = period}}};
+      sharded_model model{toy::odd_spec(), axes, owner_placement{},
+                          mixed{silent_momentum<true>{{.period = period}},
+                                silent_momentum<false>{{.period = period}}}};
       model.initialize(toy::initialize);
       for (int step = 0; step < 3; ++step) {
         toy::reduce_zeros(model);
