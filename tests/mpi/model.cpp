@@ -123,7 +123,7 @@ TEST_CASE("processes with different plans are told so before anything else moves
     sent = comm.bytes_sent();
   });
   CHECK(what.find("different plans (") != std::string::npos);
-  CHECK(sent <= 16 * (job.size() - 1));  // a length and a hash
+  CHECK(sent <= 40 * (job.size() - 1));  // five hashes
 }
 
 TEST_CASE("groups that are parts of the job train side by side") {

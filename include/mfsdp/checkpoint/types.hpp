@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "mfsdp/dtype.hpp"
+#include "mfsdp/error.hpp"
 #include "mfsdp/view.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {

@@ -163,7 +163,7 @@ class site_exchange {
       if (own.empty()) continue;
       own.push_back(1);  // zero where nobody is
       const auto hashes = detail::gather_over<std::uint64_t>(context_, groups_[group], own,
-                                                             "equal states", phase::sync);
+                                                             "equal states", phase::setup);
       std::vector<std::size_t> there;
       for (std::size_t site = 0; site < hashes.size() / own.size(); ++site) {
         if (hashes[(site + 1) * own.size() - 1] == 1) there.push_back(site);
