@@ -19,6 +19,14 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 using gather_numbers =
     std::function<std::vector<std::uint64_t>(const std::vector<std::uint64_t>&, std::string_view)>;
 
+// How the ranks of a model's site do that.
+template <class Model>
+[[nodiscard]] gather_numbers gather_of(Model& model) {
+  return [&model](const std::vector<std::uint64_t>& own, std::string_view label) {
+    return model.gather(own, label);
+  };
+}
+
 // What went wrong in f, as text; empty if nothing did. f makes no collective calls.
 template <class F>
 [[nodiscard]] std::string fault_of(F&& f) {

@@ -50,13 +50,12 @@ struct site_group {
 
 template <class Model>
 [[nodiscard]] site_group group_of(Model& model) {
-  site_group group{
-      .site = model.site(),
-      .first_ranks = {},
-      .of_site = [&model](const step_list& own,
-                          std::string_view label) { return model.gather(own, label); },
-      .of_sites = [&model](const step_list& own,
-                           std::string_view label) { return model.gather_from_sites(own, label); }};
+  site_group group{.site = model.site(),
+                   .first_ranks = {},
+                   .of_site = gather_of(model),
+                   .of_sites = [&model](const step_list& own, std::string_view label) {
+                     return model.gather_from_sites(own, label);
+                   }};
   for (int site = 0; site < model.sites(); ++site) {
     group.first_ranks.push_back(model.first_rank_of_site(site));
   }
@@ -64,11 +63,7 @@ template <class Model>
 }
 
 [[nodiscard]] inline std::string text_of(const step_list& steps) {
-  std::string text;
-  for (const std::uint64_t step : steps) {
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", step);
-  }
-  return text.empty() ? "none" : text;
+  return steps.empty() ? "none" : fmt::format("{}", fmt::join(steps, ", "));
 }
 
 // What is wrong if not all ranks of a site see the same; else empty.

@@ -62,9 +62,7 @@ class difference_list {
 };
 
 [[nodiscard]] inline std::string extents_text(const std::vector<index_t>& shape) {
-  std::string text;
-  for (const index_t extent : shape) text += fmt::format("{}{}", text.empty() ? "" : "x", extent);
-  return text;
+  return fmt::format("{}", fmt::join(shape, "x"));
 }
 
 // "'block.0.up'", or "'block.0.up' momentum of muon".

@@ -61,9 +61,8 @@ template <class Model>
 }
 
 // Which of the matrices of its tensor an item is.
-[[nodiscard]] inline std::int64_t& updates_of_item(manifest& m, const placement_item& item) {
-  const index_t matrix = item.elements() == 0 ? 0 : item.offset / item.elements();
-  return m.tensors[item.tensor].updates[static_cast<std::size_t>(matrix)];
+[[nodiscard]] inline std::size_t matrix_of_item(const placement_item& item) {
+  return static_cast<std::size_t>(item.elements() == 0 ? 0 : item.offset / item.elements());
 }
 
 }  // namespace mfsdp::inline MFSDP_ABI::detail

@@ -115,11 +115,8 @@ class export_layout {
   void commit() const {
     if (!index_.empty()) {
       const json index{{"metadata", {{"total_size", total_}}}, {"weight_map", index_}};
-      const std::string text = dump_json(index, "index of an export") + "\n";
-      file fresh = file::create(partial() + "/model.safetensors.index.json");
-      fresh.write(std::as_bytes(std::span(text)), 0);
-      fresh.sync();
-      fresh.close();
+      write_file(partial() + "/model.safetensors.index.json",
+                 dump_json(index, "index of an export") + "\n");
     }
     if (folder_) sync_folder(partial());
     rename_durably(partial(), export_target(to_));
@@ -169,9 +166,7 @@ class export_layout {
 template <class Model>
 void export_model(Model& model, const std::string& path, const export_options& options = {}) {
   model.require_step_boundary("export_model");
-  const detail::gather_numbers gather = [&](const auto& own, std::string_view label) {
-    return model.gather(own, label);
-  };
+  const detail::gather_numbers gather = detail::gather_of(model);
   const std::string doing = fmt::format("export to '{}'", path);
   const auto parameters = model.arrays().first(model.plan().tensors.size());
   const auto parts =

@@ -177,6 +177,14 @@ class file {
   int descriptor_ = -1;
 };
 
+// A new file with these bytes, on the disk. Errors: checkpoint_error.
+inline void write_file(const std::string& path, std::string_view bytes) {
+  file fresh = file::create(path);
+  fresh.write(std::as_bytes(std::span(bytes)), 0);
+  fresh.sync();
+  fresh.close();
+}
+
 // Waits until the names in a folder are on the disk. Errors: checkpoint_error.
 inline void sync_folder(const std::string& path) {
   const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -202,12 +202,11 @@ loaded load(Model& model, const std::string& root, const load_options& options =
                   .match();
     if (options.parameters_only) return;
     counts.emplace(stored.step, std::vector<std::int64_t>(model.plan().items.size(), 0));
-    manifest updates;
-    for (const std::size_t t : matched.tensors) updates.tensors.push_back(stored.tensors[t]);
     for (std::size_t i = 0; i < model.plan().items.size(); ++i) {
       const placement_item& item = model.plan().items[i];
       if (model.plan().tensors[item.tensor].optimizer < 0) continue;
-      counts->updates[i] = detail::updates_of_item(updates, item);
+      const stored_tensor& tensor = stored.tensors[matched.tensors[item.tensor]];
+      counts->updates[i] = tensor.updates[detail::matrix_of_item(item)];
     }
   }));
   result.trainer = stored.trainer;

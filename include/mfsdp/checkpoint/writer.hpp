@@ -57,9 +57,7 @@ template <class Model>
       &model.plan(),
       model.rank(),
       model.ranks(),
-      [&model](const std::vector<std::uint64_t>& own, std::string_view label) {
-        return model.gather(own, label);
-      }};
+      gather_of(model)};
   setup.description.step = now.steps;
   return setup;
 }
@@ -176,7 +174,7 @@ class checkpoint_writer {
       for (std::size_t i = 0; i < setup_.updates.size(); ++i) {
         const placement_item& item = setup_.plan->items[i];
         if (m.tensors[item.tensor].frozen) continue;
-        std::int64_t& count = updates_of_item(m, item);
+        std::int64_t& count = m.tensors[item.tensor].updates[matrix_of_item(item)];
         count = std::max(count, static_cast<std::int64_t>(of_rank[share_kinds.size() + i]));
       }
       for (std::size_t a = 0; a < m.arrays.size(); ++a) {
@@ -191,11 +189,7 @@ class checkpoint_writer {
   }
 
   void write_manifest() const {
-    const std::string text = to_text(setup_.description);
-    file to = file::create(partial() + "/manifest.json");
-    to.write(std::as_bytes(std::span(text)), 0);
-    to.sync();
-    to.close();
+    write_file(partial() + "/manifest.json", to_text(setup_.description));
     sync_folder(partial());
   }
 
