@@ -44,6 +44,11 @@ struct checkpoint_error : error {
   using error::error;
 };
 
+// A call of the device's runtime or of one of its libraries failed: memory, a driver, a broken GPU.
+struct device_error : error {
+  using error::error;
+};
+
 // An operation of an elastic_world went on without this member, which had not come to it in time:
 // it may join again.
 struct member_dropped : collective_error {
