@@ -1,7 +1,7 @@
 // expect WITHOUT_MULTIPLY_SYMMETRIC: mfsdp: Backend lacks 'multiply_symmetric(alpha, a, op_a, b,
 // expect WITHOUT_TRANSFORM: mfsdp: Backend lacks 'transform(kernel, spans...)'
 // expect WITHOUT_TRANSFORM_BY_SUM: mfsdp: Backend lacks 'transform_by_sum(kernel, std::span<const
-// T> expect WITHOUT_CONVERSIONS: mfsdp: Backend lacks 'convert(from, to)', 'round_stochastically(
+// expect WITHOUT_CONVERSIONS: mfsdp: Backend lacks 'convert(from, to)', 'round_stochastically(
 #include "mfsdp/backend/eigen.hpp"
 #include "support/archetypes.hpp"
 
