@@ -1,6 +1,7 @@
 // error_feedback: what a projection leaves out, kept for later.
 #pragma once
 
+#include <span>
 #include <type_traits>
 
 #include "lordo/subspace.hpp"
