@@ -41,6 +41,13 @@
 #define MFSDP_NOINLINE __attribute__((noinline))
 #endif
 
+// What kernels of Backend::transform are made of, for a compiler of CUDA.
+#if defined(__CUDACC__)
+#define MFSDP_HOST_DEVICE __host__ __device__
+#else
+#define MFSDP_HOST_DEVICE
+#endif
+
 // Kernels for the vector units of x86-64, chosen when the program runs.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define MFSDP_X86_64 1

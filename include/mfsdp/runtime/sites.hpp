@@ -81,6 +81,15 @@ struct shared_part {
   return parts;
 }
 
+namespace detail {
+
+struct divided_copy {
+  float by;
+  MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
+};
+
+}  // namespace detail
+
 // A state of which every site has equal bits after an exchange, if the rule keeps its promise.
 struct equal_state {
   std::span<const float> values{};
@@ -364,14 +373,6 @@ class site_exchange {
     context_.book(phase::sync);
   }
 
-  struct divided {
-    float by;
-    template <class A, class B>
-    void operator()(A& mean, const B& sum) const {
-      mean = sum / by;
-    }
-  };
-
   void finish(const message& then, std::span<contribution> all, slot& in) {
     in.sum.wait(context_.until());
     const std::span<const float> sums = staged(in, true);
@@ -383,7 +384,7 @@ class site_exchange {
     for (const auto& entry : then.entries) {
       const float sites = counted_[entry.part];
       if (sites == 0 && entry.kept) continue;
-      context_.backend.transform(divided{std::max(sites, 1.0f)}, entry.values,
+      context_.backend.transform(detail::divided_copy{std::max(sites, 1.0f)}, entry.values,
                                  slice(sums, entry.at, std::ssize(entry.values)));
     }
     in.sum.drain(context_.until());

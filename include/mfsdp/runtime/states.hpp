@@ -21,6 +21,16 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
+namespace detail {
+
+struct change_since {
+  MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
+    before = after - before;
+  }
+};
+
+}  // namespace detail
+
 // What one step knows.
 struct step_request {
   std::int64_t step = 1;  // of the model
@@ -465,13 +475,6 @@ class optimizer_states {
     gathered_ = context_.template allocate<reduced>(memory_kind::workspace, gathered);
   }
 
-  struct difference {
-    template <class A, class B>
-    void operator()(A& before, const B& after) const {
-      before = after - before;
-    }
-  };
-
   // What one update of a parameter takes of the scratch.
   template <class O>
   [[nodiscard]] index_t scratch_size(const O& optimizer, matrix_shape shape) const {
@@ -775,7 +778,7 @@ class optimizer_states {
     }
     optimizer.update(by.backend, states, parameter, gradient, context_of(entry, now, scratch));
     if (context_.options.measure_updates) {
-      by.backend.transform(difference{}, before, std::span<const float>(own));
+      by.backend.transform(detail::change_since{}, before, std::span<const float>(own));
       entry.change += by.backend.sum_of_squares(std::span<const float>(before));
     }
     for (std::size_t k = 0; k < states.size(); ++k) {
