@@ -473,6 +473,9 @@ class sharded_model {
     });
   }
 
+  // Whether the host may use what such a span views as it is.
+  static constexpr bool host_memory = HostMemory<Memory>;
+
   // Copies what such a span views, wherever the backend keeps it, to the host; and the other way.
   template <class T>
   void read(std::span<const T> values, std::span<T> host) {

@@ -58,6 +58,8 @@ class host_buffer {
 // are safe.
 class eigen_backend {
  public:
+  static constexpr bool host_memory = true;
+
   template <class T>
   [[nodiscard]] host_buffer<T> allocate(index_t elements) const {
     return host_buffer<T>(elements);

@@ -14,15 +14,20 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 // What is copied, hashed, and written or read at a time, in bytes: it stays in a core's cache.
 inline constexpr index_t checkpoint_chunk = index_t{1} << 20;
 
-// Calls f(first, host copy) for the parts of a span that for_each_held has shown.
+// Calls f(first, values on the host) for the parts of a span that for_each_held has shown.
 template <class Model, class T, class F>
 void for_each_host_chunk(Model& model, std::span<const T> values, F&& f) {
   const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(T));
-  std::vector<T> host(static_cast<std::size_t>(std::min(most, std::ssize(values))));
+  const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
+  std::vector<T> copy(Model::host_memory ? 0 : room);
   for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
-    const std::span<T> copy = slice(std::span(host), 0, count);
-    model.read(slice(values, at, count), copy);
-    f(at, std::span<const T>(copy));
+    std::span<const T> host = slice(values, at, count);
+    if constexpr (!Model::host_memory) {
+      const std::span<T> copied = slice(std::span(copy), 0, count);
+      model.read(host, copied);
+      host = copied;
+    }
+    f(at, host);
   });
 }
 

@@ -113,15 +113,23 @@ class model_loader {
   template <class Stored, class T>
   void fill_from(const held_part& part, std::span<T> values) {
     using word = std::conditional_t<sizeof(Stored) == 2, std::uint16_t, std::uint32_t>;
+    constexpr bool in_place = std::same_as<Stored, T> && Model::host_memory;
     const index_t most = chunk_elements(part);
     const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
-    std::vector<Stored> read(room);
+    std::vector<Stored> read(in_place ? 0 : room);
     std::vector<T> converted(std::same_as<Stored, T> ? 0 : room);
     for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
       look_ahead();
+      const auto read_to = [&](std::span<Stored> host) {
+        reader_.read(matched_.arrays[part.array], part.first + at, host);
+        checksums_[part.array] += bits_hash_of<word>(std::as_bytes(host), part.first + at);
+      };
+      if constexpr (in_place) {
+        read_to(slice(values, at, count));
+        return;
+      }
       const std::span<Stored> host = slice(std::span(read), 0, count);
-      reader_.read(matched_.arrays[part.array], part.first + at, host);
-      checksums_[part.array] += bits_hash_of<word>(std::as_bytes(host), part.first + at);
+      read_to(host);
       if constexpr (std::same_as<Stored, T>) {
         model_.write(std::span<const T>(host), slice(values, at, count));
       } else {
