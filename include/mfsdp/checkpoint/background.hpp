@@ -35,16 +35,17 @@ class background_saver {
   // as mfsdp::save; those of the former one mean that this one has not begun.
   template <class Model>
   void save(Model& model, const save_options& options = {}) {
-    model.require_step_boundary("save");
+    const auto held = model.persistence();
+    held.require_step_boundary("save");
     wait();
     auto fresh = std::make_unique<pending_save>(detail::set_up_writer(model), root_, options);
     const std::string fault = detail::fault_of([&] {
       detail::for_each_written(
-          model, fresh->writer.share(),
+          held, fresh->writer.share(),
           [&]<class T>(const held_part& part, std::span<const T> values) {
             copy& next = fresh->copies.emplace_back(copy{part, sizeof(T), values.size_bytes(), {}});
             next.bytes = std::make_unique_for_overwrite<std::byte[]>(next.size);
-            model.read(values, std::span(reinterpret_cast<T*>(next.bytes.get()), values.size()));
+            held.read(values, std::span(reinterpret_cast<T*>(next.bytes.get()), values.size()));
           });
       pending_save& task = *fresh;
       thread_ = std::thread([&task] { task.write(); });

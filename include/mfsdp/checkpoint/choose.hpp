@@ -54,10 +54,10 @@ template <class Model>
                    .first_ranks = {},
                    .of_site = gather_of(model),
                    .of_sites = [&model](const step_list& own, std::string_view label) {
-                     return model.gather_from_sites(own, label);
+                     return model.persistence().gather_from_sites(own, label);
                    }};
   for (int site = 0; site < model.sites(); ++site) {
-    group.first_ranks.push_back(model.first_rank_of_site(site));
+    group.first_ranks.push_back(model.persistence().first_rank_of_site(site));
   }
   return group;
 }
@@ -233,7 +233,7 @@ struct chosen_checkpoint {
 // way; usage_error as load. Cost: looks at names; gathers some numbers.
 template <class Model>
 [[nodiscard]] std::optional<std::int64_t> latest_checkpoint(Model& model, const std::string& root) {
-  model.require_restorable("latest_checkpoint");
+  model.persistence().require_restorable("latest_checkpoint");
   std::optional<std::int64_t> latest;
   for (const auto& list : detail::steps_of_sites(root, detail::group_of(model))) {
     if (!list.empty()) latest = std::max(latest, std::optional(std::int64_t(list.back())));

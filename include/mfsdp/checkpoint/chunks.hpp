@@ -15,16 +15,16 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 inline constexpr index_t checkpoint_chunk = index_t{1} << 20;
 
 // Calls f(first, values on the host) for the parts of a span that for_each_held has shown.
-template <class Model, class T, class F>
-void for_each_host_chunk(Model& model, std::span<const T> values, F&& f) {
+template <class Persistence, class T, class F>
+void for_each_host_chunk(const Persistence& held, std::span<const T> values, F&& f) {
   const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(T));
   const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
-  std::vector<T> copy(Model::host_memory ? 0 : room);
+  std::vector<T> copy(Persistence::host_memory ? 0 : room);
   for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
     std::span<const T> host = slice(values, at, count);
-    if constexpr (!Model::host_memory) {
+    if constexpr (!Persistence::host_memory) {
       const std::span<T> copied = slice(std::span(copy), 0, count);
-      model.read(host, copied);
+      held.read(host, copied);
       host = copied;
     }
     f(at, host);

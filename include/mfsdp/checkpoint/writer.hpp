@@ -49,10 +49,11 @@ struct writer_setup {
 
 template <class Model>
 [[nodiscard]] writer_setup set_up_writer(Model& model) {
-  const training_counts now = model.counts();
+  const auto persistence = model.persistence();
+  const training_counts now = persistence.counts();
   writer_setup setup{
       describe_model(model),
-      divide_writing(model.plan(), model.arrays(), model.ranks() / model.plan().ranks),
+      divide_writing(model.plan(), persistence.arrays(), model.ranks() / model.plan().ranks),
       now.updates,
       &model.plan(),
       model.rank(),

@@ -68,7 +68,7 @@ copied_bytes copies_of_a_round_trip() {
   mfsdp::load(fresh, root.path());
   seen.loading = backend::copied;
   CHECK(checkpoint_values::count_wrong(fresh, 3) == 0);
-  fresh.for_each_held(
+  fresh.persistence().for_each_held(
       [&](auto, auto values) { seen.held += static_cast<std::int64_t>(values.size_bytes()); });
   return seen;
 }

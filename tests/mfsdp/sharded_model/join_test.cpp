@@ -123,8 +123,8 @@ TEST_CASE("a newcomer has all states of the others after a meeting, and none of 
   std::latch taken{1};
   const auto states_of = [](auto& model) {
     std::map<std::string, std::vector<float>> all;
-    model.for_each_held([&](const held_part& part, std::span<const float> values) {
-      const model_array& array = model.arrays()[part.array];
+    model.persistence().for_each_held([&](const held_part& part, std::span<const float> values) {
+      const model_array& array = model.persistence().arrays()[part.array];
       if (!array.is_state()) return;
       auto& of = all[std::string(array.state) + " " + model.plan().items[part.item].name];
       of.insert(of.end(), values.begin(), values.end());
