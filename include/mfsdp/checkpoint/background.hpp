@@ -93,14 +93,13 @@ class background_saver {
         detail::rank_share& share = writer.share();
         share.open(writer.partial());
         for (copy& each : copies) {
+          const std::span<const std::byte> all(each.bytes.get(), each.size);
           const auto width = static_cast<index_t>(each.width);
-          const index_t elements = static_cast<index_t>(each.size) / width;
-          detail::for_each_part(elements, detail::checkpoint_chunk / width,
-                                [&](index_t at, index_t count) {
-                                  const std::span<const std::byte> all(each.bytes.get(), each.size);
-                                  share.put(each.part.array, each.part.first + at,
-                                            slice(all, at * width, count * width), each.width);
-                                });
+          detail::for_each_chunk(std::ssize(all) / width, each.width,
+                                 [&](index_t at, index_t count) {
+                                   share.put(each.part.array, each.part.first + at,
+                                             slice(all, at * width, count * width), each.width);
+                                 });
           each.bytes.reset();
         }
         share.finish();

@@ -13,11 +13,9 @@ namespace join_test {
 
 using namespace mfsdp;
 using namespace std::chrono_literals;
-using toy::arrivals, toy::mentions, toy::message_of, toy::timed;
+using toy::arrivals, toy::mentions, toy::message_of, toy::patient, toy::timed;
 
 namespace {
-
-constexpr auto patient = 30s;  // nothing may last as long
 
 auto make_model(const elastic_collective& axis, toy::watched_collective::watcher watch = {},
                 int rows = 0) {
