@@ -14,7 +14,7 @@ set(layer_2 "mfsdp/(backend|collective|placement|optimizer)/[a-z0-9_]+"
 set(layer_3 "mfsdp/(plan|plan_layout|plan_text|plan_report|planner|exchange_report|sharded_model|runtime/[a-z0-9_]+)"
             "mfsdp/checkpoint/[a-z0-9_]+"
             "lordo/optimizer/[a-z0-9_]+" "lordo/(diagnostics|wall_clock)")
-set(layer_4 "mfsdp/(mfsdp|checkpoint|cuda/instantiate)" "lordo/lordo")
+set(layer_4 "mfsdp/(mfsdp|checkpoint|cuda/instantiate)" "lordo/(lordo|cuda/instantiate)")
 
 # Other libraries, each with the headers that may include it.
 set(posix "(fcntl|unistd|sys/resource|sys/stat)\\.h")
