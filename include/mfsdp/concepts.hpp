@@ -110,11 +110,6 @@ concept Backend =
 template <class B>
 concept HostMemory = Backend<B> && requires { requires B::host_memory; };
 
-// Backends whose memory the host reads and writes as it is say so: `static constexpr bool
-// host_memory = true`. What would be copied to or from the host is then used where it lies.
-template <class B>
-concept HostMemory = requires { requires B::host_memory; };
-
 // What some optimizers need on top.
 //   row_sums_of_squares(a, sums)   of each row, added in double
 //   scale_rows(factors, a)         row i times factors[i], in place
