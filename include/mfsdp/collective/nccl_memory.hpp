@@ -6,9 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "mfsdp/cuda/memory.hpp"
 #include "mfsdp/cuda/runtime.hpp"
-#include "mfsdp/error.hpp"
-#include "mfsdp/view.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
@@ -20,7 +19,7 @@ class stream_memory {
   stream_memory(cudaStream_t in, std::size_t bytes) : bytes_(bytes) {
     void* fresh = nullptr;
     cuda::require(cudaMallocAsync(&fresh, bytes, in), "cudaMallocAsync");
-    memory_ = {fresh, give_back{in}};
+    memory_ = std::unique_ptr<void, give_back>(fresh, give_back{in});
   }
 
   [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(memory_.get()); }
@@ -28,35 +27,16 @@ class stream_memory {
 
  private:
   struct give_back {
-    cudaStream_t in = nullptr;
+    cudaStream_t in;
     void operator()(void* old) const { (void)cudaFreeAsync(old, in); }
   };
-  std::unique_ptr<void, give_back> memory_;
+  std::unique_ptr<void, give_back> memory_{nullptr, give_back{nullptr}};
   std::size_t bytes_ = 0;
-};
-
-// Memory of the host that copies of a device reach by themselves. Move-only. Errors: device_error.
-class pinned_memory {
- public:
-  pinned_memory() = default;
-  explicit pinned_memory(std::size_t bytes) {
-    void* fresh = nullptr;
-    cuda::require(cudaMallocHost(&fresh, bytes), "cudaMallocHost");
-    memory_.reset(fresh);
-  }
-
-  [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(memory_.get()); }
-
- private:
-  struct give_back {
-    void operator()(void* old) const { (void)cudaFreeHost(old); }
-  };
-  std::unique_ptr<void, give_back> memory_;
 };
 
 // What an operand in host memory passes through: its copy in pinned memory and on the device.
 struct staging_block {
-  pinned_memory host;
+  cuda::pinned_buffer<std::byte> host;
   stream_memory device;
 };
 

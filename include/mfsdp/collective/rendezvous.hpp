@@ -77,6 +77,7 @@ class rendezvous : public rank_notices {
       const bool there = p.connection.receive(p.come);
       while (auto frame = detail::take_frame(p.come)) {
         if (frame->first == detail::frame_kind::farewell) p.left = true;
+        if (frame->first == detail::frame_kind::bytes) shared_.push_back(std::move(frame->second));
         if (frame->first == detail::frame_kind::failure) {
           if (job_.rank == 0) announce(frame->second, i);
           note_failure(frame->second);
@@ -279,6 +280,11 @@ class rendezvous : public rank_notices {
   std::string expect_bytes() {
     peer& root = peers_[0];
     bool there = true;
+    if (!shared_.empty()) {
+      std::string bytes = std::move(shared_.front());
+      shared_.erase(shared_.begin());
+      return bytes;
+    }
     while (true) {
       there = root.connection.receive(root.come);
       if (auto frame = detail::take_frame(root.come)) {
@@ -303,7 +309,8 @@ class rendezvous : public rank_notices {
 
   job job_;
   deadline until_;
-  std::vector<peer> peers_;  // of rank 0: by rank; of the others: rank 0
+  std::vector<peer> peers_;          // of rank 0: by rank; of the others: rank 0
+  std::vector<std::string> shared_;  // by rank 0, and not asked for yet
   std::optional<failure> failure_;
 };
 
