@@ -1,5 +1,5 @@
-// All kernels of mfsdp. Include this in one .cu file of a program (and in no other); nothing else in
-// it is needed. mfsdp_cuda_kernels(<target>) writes such a file.
+// All kernels of mfsdp. Include this in one .cu file of a program (and in no other); nothing else
+// in it is needed. mfsdp_cuda_kernels(<target>) writes such a file.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "mfsdp/cuda/launch.hpp"
 #include "mfsdp/precision.hpp"
 #include "mfsdp/view.hpp"
 
@@ -24,9 +25,10 @@ struct elementwise {
   [[nodiscard]] MFSDP_HOST_DEVICE index_t size() const { return count; }
   MFSDP_HOST_DEVICE void operator()(index_t i) const { at(i, std::make_index_sequence<N>{}); }
   template <class Visit>
-  void operands(const Visit& visit) {
+  void operands(const Visit& visit) const {
     if constexpr (requires { apply.operands(visit); }) apply.operands(visit);
-    for (std::size_t j = 0; j < N; ++j) visit(x[j], count, (written >> j & 1) != 0);
+    for (std::size_t j = 0; j < N; ++j)
+      visit(x[j], count, written >> j & 1 ? touch::update : touch::read);
   }
 
  private:
@@ -48,8 +50,8 @@ struct with_sum {
     apply(*sum, x...);
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(sum, 1, false);
+  void operands(const Visit& visit) const {
+    visit(sum, 1, touch::read);
   }
 };
 
@@ -63,8 +65,8 @@ struct fill_bits {
   [[nodiscard]] MFSDP_HOST_DEVICE index_t size() const { return count; }
   MFSDP_HOST_DEVICE void operator()(index_t i) const { x[i] = value; }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(x, count, true);
+  void operands(const Visit& visit) const {
+    visit(x, count, touch::write);
   }
 };
 
@@ -82,9 +84,9 @@ struct scaled_copy {
     to[i] = static_cast<T>(factor * static_cast<scale>(from[i]));
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(from, count, false);
-    visit(to, count, true);
+  void operands(const Visit& visit) const {
+    visit(from, count, touch::read);
+    visit(to, count, touch::write);
   }
 };
 
@@ -98,9 +100,9 @@ struct convert_each {
   [[nodiscard]] MFSDP_HOST_DEVICE index_t size() const { return count; }
   MFSDP_HOST_DEVICE void operator()(index_t i) const { to[i] = static_cast<To>(from[i]); }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(from, count, false);
-    visit(to, count, true);
+  void operands(const Visit& visit) const {
+    visit(from, count, touch::read);
+    visit(to, count, touch::write);
   }
 };
 
@@ -118,9 +120,9 @@ struct round_each {
     to[i] = T::stochastic(from[i], rounding_bits(key, first + i));
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(from, count, false);
-    visit(to, count, true);
+  void operands(const Visit& visit) const {
+    visit(from, count, touch::read);
+    visit(to, count, touch::write);
   }
 };
 
@@ -142,7 +144,7 @@ struct block_sums {
     const index_t end = first + static_cast<index_t>(block_elements);
     const T* const row = x + i / blocks(cols) * cols;
     double sum = 0;
-    for (index_t j = first + l; j < end && j < cols; j += 32) {
+    for (index_t j = first + l; j < end && j < cols; j += lanes) {
       const double value = static_cast<double>(row[j]);
       sum += value * value;
     }
@@ -150,9 +152,9 @@ struct block_sums {
   }
   MFSDP_HOST_DEVICE void store(index_t i, double sum) const { out[i] = sum; }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(x, rows * cols, false);
-    visit(out, sums(), true);
+  void operands(const Visit& visit) const {
+    visit(x, rows * cols, touch::read);
+    visit(out, sums(), touch::write);
   }
 };
 
@@ -171,9 +173,9 @@ struct ordered_sums {
     out[i] = static_cast<To>(sum);
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(from, count * each, false);
-    visit(out, count, true);
+  void operands(const Visit& visit) const {
+    visit(from, count * each, touch::read);
+    visit(out, count, touch::write);
   }
 };
 
@@ -188,9 +190,9 @@ struct scale_each_row {
   [[nodiscard]] MFSDP_HOST_DEVICE index_t size() const { return rows * cols; }
   MFSDP_HOST_DEVICE void operator()(index_t i) const { a[i] = factors[i / cols] * a[i]; }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(factors, rows, false);
-    visit(a, rows * cols, true);
+  void operands(const Visit& visit) const {
+    visit(factors, rows, touch::read);
+    visit(a, rows * cols, touch::update);
   }
 };
 
@@ -211,11 +213,11 @@ struct permute_each {
     b[i] = a[(row_order ? row_order[row] : row) * from.cols + (col_order ? col_order[col] : col)];
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(a, from.rows * from.cols, false);
-    if (row_order) visit(row_order, to.rows, false);
-    if (col_order) visit(col_order, to.cols, false);
-    visit(b, to.rows * to.cols, true);
+  void operands(const Visit& visit) const {
+    visit(a, from.rows * from.cols, touch::read);
+    if (row_order) visit(row_order, to.rows, touch::read);
+    if (col_order) visit(col_order, to.cols, touch::read);
+    visit(b, to.rows * to.cols, touch::write);
   }
 };
 

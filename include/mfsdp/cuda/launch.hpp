@@ -13,9 +13,10 @@ namespace mfsdp::inline MFSDP_ABI::cuda {
 //   sums(), lane(i, l), store(i, sum)   for each i below sums(): the values of lane(i, l) for l
 //   below
 //                      lanes, added by halves (l takes l + 16, then l + 8, ...), given to store
-// and either names what it touches, for checkers: operands(visit) calls visit(pointer, elements,
-// written) with a reference to each of its pointers.
+// Either names what it touches, for checkers: operands(visit) calls visit(pointer, elements, touch)
+// for each of its pointers.
 inline constexpr int lanes = 32;
+enum class touch { read, write, update };
 
 // launch queues the body on the stream; where `stored` is not null it is read from there, in device
 // memory, when the kernel runs, but for its size. The device of the stream must be current. Errors:
