@@ -1,7 +1,8 @@
 // rank_order_terms: the kernel that adds what ranks have sent, in their order.
 #pragma once
 
-#include "mfsdp/view.hpp"
+#include "mfsdp/cuda/launch.hpp"
+#include "mfsdp/dtype.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::cuda {
 
@@ -26,13 +27,12 @@ struct rank_order_terms {
     out[i] = add ? out[i] + sum : sum;
   }
   template <class Visit>
-  void operands(const Visit& visit) {
-    visit(own, count, false);
+  void operands(const Visit& visit) const {
+    visit(own, count, touch::read);
     for (int place = 0; place + 1 < ranks; ++place) {
-      const From* theirs = others + place * stride;
-      visit(theirs, count, false);
+      visit(others + place * stride, count, touch::read);
     }
-    visit(out, count, true);
+    visit(out, count, add ? touch::update : touch::write);
   }
 
  private:
