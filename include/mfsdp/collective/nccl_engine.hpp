@@ -8,12 +8,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -49,12 +51,18 @@ struct nccl_options {
   // Device memory for terms on their way into sums, for each communicator that sums; sums are made
   // in parts if it is too small. 64 KiB at least.
   index_t scratch_bytes = index_t{32} << 20;
+  // Whether ranks tell each other what they start: a gather of 128 bytes from each, ahead of every
+  // operation. NCCL itself would pair operations that differ, and mix their data or hang.
+  bool compare_calls = checked;
 };
 
 namespace detail {
 
 // Operands in host memory are copied as a whole through memory of the engine: control messages.
 inline constexpr std::size_t largest_host_operand = std::size_t{64} << 20;
+
+// What a rank tells the others that it starts.
+using call_text = std::array<char, 128>;
 
 // Something started. Its record is used again when it is over and its request gone.
 struct nccl_operation {
@@ -68,12 +76,21 @@ struct nccl_operation {
   std::chrono::milliseconds patience{};  // from where nothing of this rank holds it up
   std::optional<deadline> until{};
   std::vector<staging_block> blocks{};
-  bool over = false;      // done
-  bool released = false;  // its request is gone
+  const call_text* told = nullptr;  // what every rank has started, if that is compared,
+  cuda::event heard{};              // after this
+  bool over = false;                // done
+  bool released = false;            // its request is gone
 
   [[nodiscard]] std::string name() const {
     return fmt::format("{} '{}' (collective {}, {} elements of {} bytes)", kind, label, number,
                        elements, element_size);
+  }
+  // Cut at the end if the label is long; its pieces count as a whole.
+  [[nodiscard]] call_text text() const {
+    call_text all{};
+    const std::string whole = fmt::format("{} {} x {} '{}'", kind, elements, element_size, label);
+    whole.copy(all.data(), all.size() - 1);
+    return all;
   }
 };
 
@@ -265,6 +282,7 @@ class nccl_engine {
     auto op = std::move(group.idle.back());
     group.idle.pop_back();
     op->until.reset();
+    op->told = nullptr;
     op->over = op->released = false;
     return op;
   }
@@ -323,12 +341,16 @@ class nccl_engine {
   }
 
   void look_at(nccl_group& group) {
-    while (!group.under_way.empty() && group.under_way.front()->done.done()) {
+    while (!group.under_way.empty()) {
+      nccl_operation& front = *group.under_way.front();
+      if (front.told != nullptr && front.heard.done()) compare(group, front);
+      if (failure_ || !front.done.done()) break;
       auto op = std::move(group.under_way.front());
       group.under_way.pop_front();
       op->over = true;
       if (op->released) keep(group, std::move(op));
     }
+    if (failure_) return;
     ncclResult_t code = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(group.comm, &code);
     if (!accepted(asked)) code = asked;
@@ -341,6 +363,19 @@ class nccl_engine {
     if (first == nullptr) return;
     if (!first->until && first->ready.done()) first->until = deadline_after(first->patience);
     if (first->until && clock::now() > *first->until) fail(late(*first));
+  }
+
+  void compare(const nccl_group& group, nccl_operation& op) {
+    const call_text* all = std::exchange(op.told, nullptr);
+    const call_text& mine = all[group.rank];
+    for (int r = 0; r < group.size; ++r) {
+      if (all[r] == mine) continue;
+      fail(
+          fmt::format("collective {} differs between ranks: rank {} started {}, rank {} started "
+                      "{}; all ranks must make the same calls in the same order",
+                      op.number, group.rank, mine.data(), r, all[r].data()));
+      return;
+    }
   }
 
   void keep(nccl_group& group, std::shared_ptr<nccl_operation> op) {

@@ -106,6 +106,7 @@ class nccl_start {
     ++group_.started;
     op_->ready.record(engine_.compute());
     op_->ready.precede(stream());
+    if (engine_.options().compare_calls && group_.size > 1) tell();
     for (const auto& [host, device, bytes] : staged_) {
       cuda::require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream()),
                     "cudaMemcpyAsync");
@@ -143,6 +144,28 @@ class nccl_start {
     std::byte* device;
     std::size_t bytes;
   };
+
+  // To all ranks what this one starts.
+  void tell() {
+    using text = call_text;
+    const auto ranks = static_cast<std::size_t>(group_.size);
+    op_->blocks.push_back(engine_.take_block(group_, (ranks + 1) * sizeof(text)));
+    const staging_block& block = op_->blocks.back();
+    const text mine = op_->text();
+    std::memcpy(block.host.data(), mine.data(), sizeof mine);
+    cuda::require(cudaMemcpyAsync(block.device.get(), block.host.data(), sizeof mine,
+                                  cudaMemcpyHostToDevice, stream()),
+                  "cudaMemcpyAsync");
+    std::byte* all = block.device.get() + sizeof mine;
+    grouped([&](ncclComm_t comm, cudaStream_t on, const auto& check) {
+      check(ncclAllGather(block.device.get(), all, sizeof mine, ncclInt8, comm, on));
+    });
+    cuda::require(cudaMemcpyAsync(block.host.data() + sizeof mine, all, ranks * sizeof mine,
+                                  cudaMemcpyDeviceToHost, stream()),
+                  "cudaMemcpyAsync");
+    op_->heard.record(stream());
+    op_->told = reinterpret_cast<const text*>(block.host.data() + sizeof mine);
+  }
 
   const staging_block& stage(std::span<const std::byte> operand) {
     if (operand.size() > largest_host_operand) {
