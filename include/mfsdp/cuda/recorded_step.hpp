@@ -83,11 +83,15 @@ class recorded_step {
   using owner = std::unique_ptr<std::remove_pointer_t<Handle>, destroy>;
 
   struct recording {
-    recording(context& on, recorder& by) : context_(on) { on.record(&by); }
-    ~recording() { context_.record(nullptr); }
+    recording(context& on, recorder& by) : context_(on), recorder_(by) { on.record(&by); }
+    ~recording() {
+      context_.record(nullptr);
+      recorder_.stop();
+    }
     recording(const recording&) = delete;
     recording& operator=(const recording&) = delete;
     context& context_;
+    recorder& recorder_;
   };
 
   template <class Step>

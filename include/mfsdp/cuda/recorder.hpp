@@ -29,7 +29,7 @@ class recorder {
   recorder(const recorder&) = delete;
   recorder& operator=(const recorder&) = delete;
   ~recorder() {
-    for (const auto& [block, bytes] : blocks_) pool_.give(block, bytes);
+    for (const block& own : blocks_) pool_.give(own.data, own.bytes);
   }
 
   // Starts the sequence anew, a first time again if it is measured; arguments go to `host`, from
@@ -37,18 +37,22 @@ class recorder {
   // null while measuring.
   void start(phase now, std::byte* host, const std::byte* device) {
     phase_ = now;
+    kept_ = false;
     if (now == phase::measure) calls_.clear();
     host_ = host;
     device_ = device;
     size_ = 0;
     next_call_ = 0;
     next_block_ = 0;
-    taken_ = 0;
   }
-  // The end of the sequence.
+  // The sequence is over, by an error or not: blocks that were not given back are their holders'.
+  void stop() {
+    kept_ = std::erase_if(blocks_, [](const block& own) { return own.out; }) != 0;
+  }
+  // After stop(), if there was no error: was it the whole sequence?
   void finish() const {
     if (next_call_ != calls_.size()) differ("the end");
-    if (taken_ != 0) {
+    if (kept_) {
       throw usage_error("a recorded step keeps memory: allocate before it what outlives it");
     }
   }
@@ -93,22 +97,28 @@ class recorder {
   // The blocks of the sequence, each taken once.
   [[nodiscard]] void* take(std::size_t bytes) {
     if (phase_ == phase::measure && next_block_ == blocks_.size()) {
-      blocks_.emplace_back(pool_.take(bytes), bytes);
-    } else if (next_block_ >= blocks_.size() || blocks_[next_block_].second != bytes) {
+      blocks_.push_back({pool_.take(bytes), bytes});
+    } else if (next_block_ >= blocks_.size() || blocks_[next_block_].bytes != bytes) {
       differ("memory");
     }
-    ++taken_;
-    return blocks_[next_block_++].first;
+    blocks_[next_block_].out = true;
+    return blocks_[next_block_++].data;
   }
   // Whether the block is one of them, and then takes it back.
-  [[nodiscard]] bool give(void* block) {
-    const bool own =
-        std::ranges::find(blocks_, block, &std::pair<void*, std::size_t>::first) != blocks_.end();
-    if (own) --taken_;
-    return own;
+  [[nodiscard]] bool give(void* data) {
+    const auto own = std::ranges::find(blocks_, data, &block::data);
+    if (own == blocks_.end()) return false;
+    own->out = false;
+    return true;
   }
 
  private:
+  struct block {
+    void* data;
+    std::size_t bytes;
+    bool out = false;
+  };
+
   template <class Fixed>
   static void append(std::vector<std::byte>& bits, const Fixed& fixed) {
     static_assert(std::has_unique_object_representations_v<Fixed>);
@@ -130,9 +140,9 @@ class recorder {
   std::size_t size_ = 0;
   std::size_t next_call_ = 0;
   std::size_t next_block_ = 0;
-  std::ptrdiff_t taken_ = 0;
+  bool kept_ = false;
   std::vector<std::pair<std::string_view, std::vector<std::byte>>> calls_;
-  std::vector<std::pair<void*, std::size_t>> blocks_;
+  std::vector<block> blocks_;
 };
 
 }  // namespace mfsdp::inline MFSDP_ABI::cuda
