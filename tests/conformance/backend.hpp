@@ -1,5 +1,5 @@
 // Conformance of a Backend, for this library's and for yours: call backend_conformance(my_backend)
-// in a doctest case. The host must be able to read and write the memory that the backend allocates.
+// in a doctest case. It touches the memory that the backend allocates through the backend only.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/host_copy.hpp"
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/precision.hpp"
 
@@ -37,11 +38,14 @@ void allocation_conformance(B& backend) {
     CHECK(std::ssize(buffer.span()) == size);
     CHECK(reinterpret_cast<std::uintptr_t>(buffer.span().data()) % mfsdp::storage_alignment == 0);
     backend.fill(buffer.span(), T(3));
-    CHECK(std::ranges::all_of(buffer.span(), [](T x) { return x == T(3); }));
+    CHECK(std::ranges::all_of(on_host(backend, buffer.span()), [](T x) { return x == T(3); }));
 
+    // From the host, within the backend, and back.
+    const auto values = host_values<T>(size, [](mfsdp::index_t i) { return sample<T>(i); });
     auto other = backend.template allocate<T>(size);
+    to_backend(backend, values, buffer.span());
     backend.copy(std::span<const T>(buffer.span()), other.span());
-    CHECK(std::ranges::equal(buffer.span(), other.span()));
+    CHECK(same_bits<T>(on_host(backend, other.span()), values));
 
     const T* data = buffer.span().data();
     const auto moved = std::move(buffer);
@@ -60,8 +64,10 @@ void multiply_conformance(B& backend) {
     auto a = backend.template allocate<T>(m * k);
     auto b = backend.template allocate<T>(k * n);
     auto c = backend.template allocate<T>(m * n);
-    for (index_t i = 0; i < m * k; ++i) a.span()[i] = sample<T>(i);
-    for (index_t i = 0; i < k * n; ++i) b.span()[i] = sample<T>(i, 1.0);
+    const auto left = host_values<T>(m * k, [](index_t i) { return sample<T>(i); });
+    const auto right = host_values<T>(k * n, [](index_t i) { return sample<T>(i, 1.0); });
+    to_backend(backend, left, a.span());
+    to_backend(backend, right, b.span());
     // What beta = 0 must not read.
     backend.fill(c.span(), beta == T(0) ? std::numeric_limits<T>::quiet_NaN() : T(2));
     const bool flip_a = op_a == transpose::yes;
@@ -71,21 +77,25 @@ void multiply_conformance(B& backend) {
         mfsdp::matrix_view<const T>(b.span().data(), flip_b ? n : k, flip_b ? k : n), op_b, beta,
         mfsdp::matrix_view<const T>(c.span().data(), m, n),
         mfsdp::matrix_view<T>(c.span().data(), m, n));
+    std::vector<T> result = on_host(backend, c.span());
+    const auto at = [](const std::vector<T>& x, index_t i) {
+      return static_cast<double>(x[static_cast<std::size_t>(i)]);
+    };
     double error = 0;
     for (index_t i = 0; i < m; ++i) {
       for (index_t j = 0; j < n; ++j) {
         double sum = 0;
         for (index_t l = 0; l < k; ++l) {
-          sum += static_cast<double>(a.span()[flip_a ? l * m + i : i * k + l]) *
-                 static_cast<double>(b.span()[flip_b ? j * k + l : l * n + j]);
+          sum +=
+              at(left, flip_a ? l * m + i : i * k + l) * at(right, flip_b ? j * k + l : l * n + j);
         }
         const double expected = 0.5 * sum + 2 * static_cast<double>(beta);
-        const double difference = std::abs(static_cast<double>(c.span()[i * n + j]) - expected);
+        const double difference = std::abs(at(result, i * n + j) - expected);
         error = std::isnan(difference) ? 1e30 : std::max(error, difference);
       }
     }
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
-    return c;
+    return result;
   };
   const std::vector<std::vector<index_t>> shapes = {
       {1, 1, 1},    {1, 7, 5}, {7, 1, 5}, {3, 4, 5}, {16, 1, 1},   {17, 33, 70},
@@ -97,7 +107,7 @@ void multiply_conformance(B& backend) {
           CAPTURE(shape);
           const auto once = multiply(shape[0], shape[1], shape[2], op_a, op_b, beta);
           const auto again = multiply(shape[0], shape[1], shape[2], op_a, op_b, beta);
-          CHECK(same_bits<T>(once.span(), again.span()));
+          CHECK(same_bits<T>(once, again));
         }
       }
     }
@@ -120,11 +130,14 @@ void multiply_symmetric_conformance(B& backend) {
     auto c = backend.template allocate<T>(n * n);
     auto d = backend.template allocate<T>(n * n);
     auto expected = backend.template allocate<T>(n * n);
-    for (index_t i = 0; i < n * k; ++i) {
-      a.span()[i] = square ? sample<T>(i / k + i % k) : sample<T>(i);
-    }
-    for (index_t i = 0; i < n * n; ++i) c.span()[i] = sample<T>(i / n + i % n, 1.0);
-    const std::vector<T> before(c.span().begin(), c.span().end());
+    to_backend(
+        backend,
+        host_values<T>(n * k,
+                       [&](index_t i) { return square ? sample<T>(i / k + i % k) : sample<T>(i); }),
+        a.span());
+    const auto before =
+        host_values<T>(n * n, [&](index_t i) { return sample<T>(i / n + i % n, 1.0); });
+    to_backend(backend, before, c.span());
     backend.fill(d.span(), std::numeric_limits<T>::quiet_NaN());
 
     const bool flip = op_a == transpose::yes;
@@ -137,17 +150,19 @@ void multiply_symmetric_conformance(B& backend) {
     auto& result = in_place ? c : d;
     backend.multiply_symmetric(T(0.5), left, op_a, left, op_b, beta, added,
                                mfsdp::matrix_view<T>(result.span().data(), n, n));
+    const std::vector<T> x = on_host(backend, result.span());
+    const std::vector<T> y = on_host(backend, expected.span());
+    const auto size = static_cast<std::size_t>(n);
     double error = 0;
     bool symmetric = true;
-    for (index_t i = 0; i < n * n; ++i) {
-      const double difference =
-          std::abs(static_cast<double>(result.span()[i]) - static_cast<double>(expected.span()[i]));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double difference = std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
       error = std::isnan(difference) ? 1e30 : std::max(error, difference);
-      symmetric = symmetric && result.span()[i] == result.span()[i % n * n + i / n];
+      symmetric = symmetric && x[i] == x[i % size * size + i / size];
     }
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
     CHECK(symmetric);
-    if (!in_place) CHECK(same_bits<T>(before, c.span()));
+    if (!in_place) CHECK(same_bits<T>(before, on_host(backend, c.span())));
   };
   for (const auto& [n, k] : {std::pair<index_t, index_t>{1, 1},
                              {1, 40},
@@ -183,66 +198,88 @@ void multiply_commuting_conformance(B& backend) {
     auto expected = backend.template allocate<T>(n * n);
     auto result = backend.template allocate<T>(n * n);
     const auto matrix = [n](auto& of) { return mfsdp::matrix_view<T>(of.span().data(), n, n); };
-    for (index_t i = 0; i < n * n; ++i) p.span()[i] = sample<T>(i / n + i % n);
+    to_backend(backend, host_values<T>(n * n, [n](index_t i) { return sample<T>(i / n + i % n); }),
+               p.span());
     backend.multiply(T(1), matrix(p), transpose::no, matrix(p), transpose::no, T(0.5), matrix(p),
                      matrix(q));
     backend.multiply(T(1), matrix(p), transpose::no, matrix(q), transpose::no, T(2), matrix(q),
                      matrix(expected));
     backend.multiply_symmetric(T(1), matrix(p), transpose::no, matrix(q), transpose::no, T(2),
                                matrix(q), matrix(result));
+    const std::vector<T> x = on_host(backend, result.span());
+    const std::vector<T> y = on_host(backend, expected.span());
     double error = 0;
     double largest = 0;
-    for (index_t i = 0; i < n * n; ++i) {
-      const double e = static_cast<double>(expected.span()[i]);
-      error = std::max(error, std::abs(static_cast<double>(result.span()[i]) - e));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double e = static_cast<double>(y[i]);
+      error = std::max(error, std::abs(static_cast<double>(x[i]) - e));
       largest = std::max(largest, std::abs(e));
     }
     CHECK(error <= 16 * static_cast<double>(n) * std::numeric_limits<T>::epsilon() * largest);
   }
 }
 
+// A kernel that reads and writes, of operations that a device may contract.
+template <class T>
+struct sample_step {
+  MFSDP_HOST_DEVICE void operator()(auto& a, auto& b, const auto& c) const {
+    using std::sqrt;
+    a = T(0.9) * a + T(0.1) * c;
+    b = b / (sqrt(c * c) + T(1e-3)) - a * c;
+  }
+};
+
 // Every size, aligned and not: each element as if it were alone, nothing written beyond the end,
 // constant spans unchanged.
 template <class T, class B>
 void transform_conformance(B& backend) {
-  const auto kernel = [](auto& a, auto& b, const auto& c) {
-    using std::sqrt;
-    a = T(0.9) * a + T(0.1) * c;
-    b = b / (sqrt(c * c) + T(1e-3)) - a * c;
+  using mfsdp::index_t;
+  constexpr index_t sizes = 300;
+  constexpr std::size_t all = sizes + 2;
+  auto a = backend.template allocate<T>(all);
+  auto b = backend.template allocate<T>(all);
+  auto c = backend.template allocate<T>(all);
+  std::vector<T> values_a(all), values_b(all), values_c(all);
+  // Element i of the samples stands at i + offset.
+  const auto prepare = [&](index_t offset) {
+    for (index_t i = 0; i < std::ssize(values_a); ++i) {
+      values_a[static_cast<std::size_t>(i)] = sample<T>(i - offset);
+      values_b[static_cast<std::size_t>(i)] = sample<T>(i - offset, 1.0);
+      values_c[static_cast<std::size_t>(i)] = sample<T>(i - offset, 2.0);
+    }
   };
-  constexpr mfsdp::index_t sizes = 300;
-  auto a = backend.template allocate<T>(sizes + 2);
-  auto b = backend.template allocate<T>(sizes + 2);
-  auto c = backend.template allocate<T>(sizes + 2);
+  const auto transformed = [&](index_t from, index_t count) {
+    to_backend(backend, values_a, a.span());
+    to_backend(backend, values_b, b.span());
+    to_backend(backend, values_c, c.span());
+    backend.transform(sample_step<T>{}, mfsdp::slice(a.span(), from, count),
+                      mfsdp::slice(b.span(), from, count),
+                      std::span<const T>(mfsdp::slice(c.span(), from, count)));
+    return std::pair(on_host(backend, a.span()), on_host(backend, b.span()));
+  };
   std::vector<T> alone_a, alone_b;
-  for (mfsdp::index_t i = 0; i < sizes; ++i) {
-    a.span()[0] = sample<T>(i);
-    b.span()[0] = sample<T>(i, 1.0);
-    c.span()[0] = sample<T>(i, 2.0);
-    backend.transform(kernel, a.span().first(1), b.span().first(1),
-                      std::span<const T>(c.span().first(1)));
-    alone_a.push_back(a.span()[0]);
-    alone_b.push_back(b.span()[0]);
+  for (index_t i = 0; i < sizes; ++i) {
+    prepare(-i);
+    const auto [x, y] = transformed(0, 1);
+    alone_a.push_back(x[0]);
+    alone_b.push_back(y[0]);
   }
   bool each_alone = true;
   bool contained = true;
-  for (mfsdp::index_t size = 0; size <= sizes; ++size) {
-    for (const mfsdp::index_t offset : {0, 1}) {
-      for (mfsdp::index_t i = 0; i < sizes + 2; ++i) {
-        a.span()[i] = sample<T>(i - offset);
-        b.span()[i] = sample<T>(i - offset, 1.0);
-        c.span()[i] = sample<T>(i - offset, 2.0);
+  for (index_t size = 0; size <= sizes; ++size) {
+    for (const index_t offset : {0, 1}) {
+      prepare(offset);
+      const auto [x, y] = transformed(offset, size);
+      const auto end = static_cast<std::size_t>(offset + size);
+      for (std::size_t i = 0; i < all; ++i) {
+        if (i >= static_cast<std::size_t>(offset) && i < end) {
+          const std::size_t k = i - static_cast<std::size_t>(offset);
+          each_alone = each_alone && x[i] == alone_a[k] && y[i] == alone_b[k];
+        } else {
+          contained = contained && x[i] == values_a[i] && y[i] == values_b[i];
+        }
       }
-      const std::vector<T> before(c.span().begin(), c.span().end());
-      const auto count = static_cast<std::size_t>(size);
-      const auto part_a = mfsdp::slice(a.span(), offset, size);
-      const auto part_b = mfsdp::slice(b.span(), offset, size);
-      backend.transform(kernel, part_a, part_b,
-                        std::span<const T>(mfsdp::slice(c.span(), offset, size)));
-      each_alone = each_alone && same_bits<T>(part_a, std::span(alone_a).first(count)) &&
-                   same_bits<T>(part_b, std::span(alone_b).first(count));
-      contained = contained && a.span()[size + offset] == sample<T>(size) &&
-                  b.span()[size + offset] == sample<T>(size, 1.0) && same_bits<T>(before, c.span());
+      contained = contained && same_bits<T>(values_c, on_host(backend, c.span()));
     }
   }
   CHECK(each_alone);
@@ -259,11 +296,11 @@ void sum_of_squares_conformance(B& backend) {
     CAPTURE(size);
     auto x = backend.template allocate<T>(size);
     auto shifted = backend.template allocate<T>(size + 1);
+    const auto values = host_values<T>(size, [](mfsdp::index_t i) { return sample<T>(i); });
+    to_backend(backend, values, x.span());
+    to_backend(backend, values, shifted.span().subspan(1));
     double expected = 0;
-    for (mfsdp::index_t i = 0; i < size; ++i) {
-      x.span()[i] = shifted.span()[i + 1] = sample<T>(i);
-      expected += static_cast<double>(x.span()[i]) * static_cast<double>(x.span()[i]);
-    }
+    for (const T e : values) expected += static_cast<double>(e) * static_cast<double>(e);
     const std::span<const T> all = x.span();
     const double sum = backend.sum_of_squares(all);
     CHECK(sum == doctest::Approx(expected).epsilon(1e-13));
@@ -294,24 +331,24 @@ void rowwise_conformance(B& backend) {
     CAPTURE(cols);
     auto a = backend.template allocate<T>(rows * cols);
     auto factors = backend.template allocate<T>(rows);
-    for (index_t i = 0; i < rows * cols; ++i) a.span()[i] = sample<T>(i);
-    for (index_t i = 0; i < rows; ++i) factors.span()[i] = sample<T>(i, 1.0);
-    std::vector<T> scaled;
-    for (index_t i = 0; i < rows * cols; ++i) {
-      scaled.push_back(factors.span()[i / cols] * a.span()[i]);
-    }
-    std::vector<T> expected;
-    for (index_t i = 0; i < rows; ++i) {
-      const std::span<const T> row = mfsdp::slice(a.span(), i * cols, cols);
-      expected.push_back(static_cast<T>(backend.sum_of_squares(row)));
-    }
+    const auto values = host_values<T>(rows * cols, [](index_t i) { return sample<T>(i); });
+    const auto by = host_values<T>(rows, [](index_t i) { return sample<T>(i, 1.0); });
+    to_backend(backend, values, a.span());
+    to_backend(backend, by, factors.span());
+    const auto scaled = host_values<T>(rows * cols, [&, n = cols](index_t i) {
+      return by[static_cast<std::size_t>(i / n)] * values[static_cast<std::size_t>(i)];
+    });
+    const auto expected = host_values<T>(rows, [&, n = cols](index_t i) {
+      const std::span<const T> row = mfsdp::slice(a.span(), i * n, n);
+      return static_cast<T>(backend.sum_of_squares(row));
+    });
 
     auto sums = backend.template allocate<T>(rows);
     const matrix_view<T> view(a.span().data(), rows, cols);
     backend.row_sums_of_squares(matrix_view<const T>(view), sums.span());
-    CHECK(same_bits<T>(sums.span(), expected));
+    CHECK(same_bits<T>(on_host(backend, sums.span()), expected));
     backend.scale_rows(std::span<const T>(factors.span()), view);
-    CHECK(same_bits<T>(a.span(), scaled));
+    CHECK(same_bits<T>(on_host(backend, a.span()), scaled));
   }
 }
 
@@ -358,9 +395,9 @@ void decomposition_conformance(B& backend) {
   const auto identity = [](index_t i, index_t j) { return i == j ? 1.0 : 0.0; };
   const auto run = [&](const std::vector<T>& from, auto&& operation) {
     auto memory = backend.template allocate<T>(std::ssize(from));
-    std::ranges::copy(from, memory.span().begin());
+    to_backend(backend, from, memory.span());
     operation(memory.span());
-    return std::vector<T>(memory.span().begin(), memory.span().end());
+    return on_host(backend, memory.span());
   };
   for (const index_t n : {0, 1, 2, 7, 33}) {
     for (const index_t rank : {index_t{0}, std::min(n, index_t{2}), n}) {
@@ -374,16 +411,17 @@ void decomposition_conformance(B& backend) {
         const std::vector<T> a = square_matrix<T>(n, rank, scale, true);
         double size = 0;
         for (const T e : a) size = std::max(size, std::abs(static_cast<double>(e)));
-        auto values = backend.template allocate<T>(n);
+        auto eigenvalues = backend.template allocate<T>(n);
         const std::vector<T> vectors = run(a, [&](std::span<T> x) {
-          CHECK(backend.symmetric_eigen(matrix_view<T>(x.data(), n, n), values.span()));
+          CHECK(backend.symmetric_eigen(matrix_view<T>(x.data(), n, n), eigenvalues.span()));
         });
-        CHECK(std::ranges::is_sorted(values.span()));
+        const std::vector<T> values = on_host(backend, eigenvalues.span());
+        CHECK(std::ranges::is_sorted(values));
         CHECK(product_error(vectors, vectors, identity, n) <= tolerance);
         CHECK(product_error(
                   vectors, a,
                   [&](index_t i, index_t j) {
-                    return static_cast<double>(values.span()[i]) *
+                    return static_cast<double>(values[static_cast<std::size_t>(i)]) *
                            static_cast<double>(vectors[static_cast<std::size_t>(i * n + j)]);
                   },
                   n) <= tolerance * size * static_cast<double>(n));
@@ -429,19 +467,21 @@ void decomposition_conformance(B& backend) {
   const std::vector<index_t> cols = {3, 1, 0, 2};
   auto from = backend.template allocate<T>(12);
   auto to = backend.template allocate<T>(12);
-  for (index_t i = 0; i < 12; ++i) from.span()[i] = sample<T>(i);
+  const auto before = host_values<T>(12, [](index_t i) { return sample<T>(i); });
+  to_backend(backend, before, from.span());
   for (const bool by_row : {false, true}) {
     for (const bool by_col : {false, true}) {
       using order = std::span<const index_t>;
       backend.permute(matrix_view<const T>(from.span().data(), 3, 4),
                       by_row ? order(rows) : order(), by_col ? order(cols) : order(),
                       matrix_view<T>(to.span().data(), 3, 4));
+      const std::vector<T> after = on_host(backend, to.span());
       bool right = true;
       for (std::size_t i = 0; i < 3; ++i) {
         for (std::size_t j = 0; j < 4; ++j) {
           const auto row = by_row ? static_cast<std::size_t>(rows[i]) : i;
           const auto col = by_col ? static_cast<std::size_t>(cols[j]) : j;
-          right = right && to.span()[i * 4 + j] == from.span()[row * 4 + col];
+          right = right && after[i * 4 + j] == before[row * 4 + col];
         }
       }
       CHECK(right);
@@ -475,45 +515,52 @@ void conversion_conformance_of(B& backend) {
   auto narrow = backend.template allocate<T>(patterns);
   auto wide = backend.template allocate<float>(patterns);
   auto back = backend.template allocate<T>(patterns);
-  for (mfsdp::index_t i = 0; i < patterns; ++i) {
-    narrow.span()[i] = T::from_bits(static_cast<std::uint16_t>(i));
-  }
+  const auto every = host_values<T>(
+      patterns, [](mfsdp::index_t i) { return T::from_bits(static_cast<std::uint16_t>(i)); });
+  to_backend(backend, every, narrow.span());
   backend.convert(std::span<const T>(narrow.span()), wide.span());
   backend.convert(std::span<const float>(wide.span()), back.span());
   const auto equal = [](T a, T b) {
     return a.bits() == b.bits() ||
            (std::isnan(static_cast<float>(a)) && std::isnan(static_cast<float>(b)));
   };
-  CHECK(std::ranges::equal(narrow.span(), back.span(), equal));
+  CHECK(std::ranges::equal(every, on_host(backend, back.span()), equal));
 
   for (const mfsdp::index_t size : {0, 1, 7, 64, 65, 1000}) {
     for (const mfsdp::index_t shift : {0, 1}) {
       CAPTURE(size);
       CAPTURE(shift);
-      const auto values = mfsdp::slice(wide.span(), shift, size);
-      const auto rounded = mfsdp::slice(back.span(), shift, size);
+      const auto values =
+          host_values<float>(size, [](mfsdp::index_t i) { return 3.0f * sample<float>(i); });
+      const auto from = mfsdp::slice(wide.span(), shift, size);
+      const auto to = mfsdp::slice(back.span(), shift, size);
+      to_backend(backend, values, from);
       const T mark = T(77.0f);
       backend.fill(back.span(), mark);
-      for (mfsdp::index_t i = 0; i < size; ++i) values[i] = 3.0f * sample<float>(i);
-      bool nearest = true;
-      backend.convert(std::span<const float>(values), rounded);
-      for (mfsdp::index_t i = 0; i < size; ++i) {
-        nearest = nearest && rounded[i].bits() == T(values[i]).bits();
-      }
-      CHECK(nearest);
-      bool stochastic = true;
-      backend.round_stochastically(std::span<const float>(values), rounded, 42, 100 + shift);
-      for (mfsdp::index_t i = 0; i < size; ++i) {
-        const T expected = T::stochastic(values[i], mfsdp::rounding_bits(42, 100 + shift + i));
-        stochastic = stochastic && rounded[i].bits() == expected.bits();
-      }
-      CHECK(stochastic);
-      CHECK(back.span()[size + shift] == mark);
-      if (shift == 1) CHECK(back.span()[0] == mark);
+      const auto rounded_as = [&](auto rounding) {
+        const std::vector<T> rounded = on_host(backend, to);
+        bool same = true;
+        for (std::size_t i = 0; i < rounded.size(); ++i) {
+          same = same && rounded[i].bits() == rounding(values[i], i).bits();
+        }
+        return same;
+      };
+      backend.convert(std::span<const float>(from), to);
+      CHECK(rounded_as([](float x, std::size_t) { return T(x); }));
+      backend.round_stochastically(std::span<const float>(from), to, 42, 100 + shift);
+      CHECK(rounded_as([&](float x, std::size_t i) {
+        const auto index = 100 + shift + static_cast<mfsdp::index_t>(i);
+        return T::stochastic(x, mfsdp::rounding_bits(42, index));
+      }));
+      const std::vector<T> around = on_host(backend, back.span());
+      CHECK(around[static_cast<std::size_t>(size + shift)] == mark);
+      if (shift == 1) CHECK(around[0] == mark);
 
-      const double sum = backend.sum_of_squares(std::span<const T>(rounded));
+      const double sum = backend.sum_of_squares(std::span<const T>(to));
       double expected = 0;
-      for (const T x : rounded) expected += static_cast<double>(x) * static_cast<double>(x);
+      for (const T x : on_host(backend, to)) {
+        expected += static_cast<double>(x) * static_cast<double>(x);
+      }
       CHECK(sum == doctest::Approx(expected).epsilon(1e-13));
     }
   }

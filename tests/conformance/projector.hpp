@@ -1,6 +1,6 @@
 // Conformance of a Projector, for this library's and for yours: call
-// projector_conformance(my_projector) in a doctest case. The host must be able to read and write
-// the memory of the backend.
+// projector_conformance(my_projector) in a doctest case, with a backend of your own if it needs
+// one.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/host_copy.hpp"
 #include "lordo/concepts.hpp"
 #include "lordo/subspace.hpp"
 #include "mfsdp/backend/eigen.hpp"
@@ -36,10 +37,13 @@ class projector_bench {
         new_(make(lordo::basis_shape(shape, rank).elements())),
         workspace_(make(projector.workspace_size(shape, rank))) {
     const auto basis = old_basis();
-    for (mfsdp::index_t i = 0; i < basis.size(); ++i) {
-      const double x = static_cast<double>(i);
-      basis.data()[i] = static_cast<T>(std::sin(0.4 + 1.7 * x + 0.29 * x * x));
-    }
+    to_backend(backend,
+               host_values<T>(basis.size(),
+                              [](mfsdp::index_t i) {
+                                const double x = static_cast<double>(i);
+                                return static_cast<T>(std::sin(0.4 + 1.7 * x + 0.29 * x * x));
+                              }),
+               basis.flat());
     backend.orthonormalize_rows(basis);
   }
 
@@ -53,18 +57,18 @@ class projector_bench {
     const auto scratch =
         mfsdp::slice(workspace_.span(), 0, projector_.workspace_size(shape_, rank_));
     backend_.fill(scratch, workspace);
-    const std::vector<T> signal_before(signal_.span().begin(), signal_.span().end());
-    const std::vector<T> old_before(old_.span().begin(), old_.span().end());
+    const std::vector<T> signal_before = on_host(backend_, signal_.span());
+    const std::vector<T> old_before = on_host(backend_, old_.span());
     const mfsdp::matrix_view<T> to(new_.span().data(), lordo::basis_shape(shape_, rank_));
     backend_.fill(to.flat(), std::numeric_limits<T>::quiet_NaN());
     projector_.basis(
         backend_,
         P::needs_signal ? mfsdp::matrix_view<const T>(signal()) : mfsdp::matrix_view<const T>(),
         draw, mfsdp::matrix_view<const T>(old_basis()), to, scratch);
-    const bool contained = std::ranges::equal(signal_before, signal_.span()) &&
-                           std::ranges::equal(old_before, old_.span()) && guarded(new_) &&
+    const bool contained = signal_before == on_host(backend_, signal_.span()) &&
+                           old_before == on_host(backend_, old_.span()) && guarded(new_) &&
                            guarded(workspace_);
-    return contained ? std::vector<T>(to.flat().begin(), to.flat().end()) : std::vector<T>{};
+    return contained ? on_host(backend_, to.flat()) : std::vector<T>{};
   }
 
  private:
@@ -77,8 +81,9 @@ class projector_bench {
     return buffer;
   }
   template <class Buffer>
-  static bool guarded(Buffer& buffer) {
-    return std::ranges::all_of(buffer.span().last(guard), [](T x) { return x == mark; });
+  bool guarded(Buffer& buffer) const {
+    return std::ranges::all_of(on_host(backend_, buffer.span().last(guard)),
+                               [](T x) { return x == mark; });
   }
 
   using memory = decltype(std::declval<B&>().template allocate<T>(1));
@@ -127,6 +132,7 @@ void projector_conformance_on(const P& projector, B& backend, mfsdp::matrix_shap
       CAPTURE(scale);
       const auto prepared = [&] {
         projector_bench<T, P, B> bench(projector, backend, shape, rank);
+        std::vector<T> signal;
         for (mfsdp::index_t i = 0; i < shape.rows; ++i) {
           for (mfsdp::index_t j = 0; j < shape.cols; ++j) {
             double sum = 0;
@@ -134,9 +140,10 @@ void projector_conformance_on(const P& projector, B& backend, mfsdp::matrix_shap
               sum += std::sin(0.7 + 1.3 * static_cast<double>(i * i + i * k + k)) *
                      std::cos(0.2 + 0.9 * static_cast<double>(j * j + 2 * j * k + k));
             }
-            bench.signal().data()[i * shape.cols + j] = static_cast<T>(scale * sum);
+            signal.push_back(static_cast<T>(scale * sum));
           }
         }
+        to_backend(backend, signal, bench.signal().flat());
         return bench;
       };
       auto first = prepared();
@@ -145,7 +152,7 @@ void projector_conformance_on(const P& projector, B& backend, mfsdp::matrix_shap
       CHECK(orthonormality_error(basis, rank) <= tolerance);
       CHECK(again.basis({3, 7}, std::numeric_limits<T>::quiet_NaN()) == basis);
       if (signal_rank == 0 && P::needs_signal) {
-        CHECK(std::ranges::equal(basis, first.old_basis().flat()));
+        CHECK(basis == on_host(backend, first.old_basis().flat()));
       }
     }
   }
