@@ -69,8 +69,10 @@ class nccl_collective {
     ~request() {
       if (op_ == nullptr) return;
       const auto guard = engine_->lock();
-      if (!waited_ && !op_->over && !engine_->failed()) {
-        (void)cudaStreamWaitEvent(engine_->compute(), op_->done.get(), 0);
+      try {
+        if (!waited_ && !op_->over && !engine_->failed()) engine_->precede_compute(*op_);
+      } catch (const error& e) {
+        engine_->fail(e.what());
       }
       engine_->release(*group_, std::move(op_));
     }
@@ -97,7 +99,7 @@ class nccl_collective {
         op_->patience = std::chrono::duration_cast<std::chrono::milliseconds>(
             until - std::chrono::steady_clock::now());
         if (op_->until) op_->until = until;
-        op_->done.precede(engine_->compute());
+        engine_->precede_compute(*op_);
       }
       waited_ = true;
     }
@@ -258,16 +260,17 @@ class nccl_collective {
   // that says what has come from whom; spec_error if ranks have other options.
   void check() {
     const nccl_options& options = engine_->options();
-    const std::array<std::int64_t, 2> mine{static_cast<std::int64_t>(options.sums),
-                                           options.scratch_bytes};
+    const std::array<std::int64_t, 3> mine{static_cast<std::int64_t>(options.sums),
+                                           options.compare_calls, options.scratch_bytes};
     const auto all = gather<std::int64_t>(mine, "options");
     for (int r = 0; r < size(); ++r) {
-      if (std::equal(mine.begin(), mine.end(), all.begin() + 2 * r)) continue;
+      if (std::equal(mine.begin(), mine.end(), all.begin() + 3 * r)) continue;
       throw spec_error(
-          fmt::format("ranks {} and {} have different nccl_options: sums, or scratch_bytes {} and "
-                      "{}; all ranks must have the same",
-                      rank(), r, mine[1], all[static_cast<std::size_t>(2 * r + 1)]));
+          fmt::format("ranks {} and {} have different nccl_options: sums, compare_calls, or "
+                      "scratch_bytes {} and {}; all ranks must have the same",
+                      rank(), r, mine[2], all[static_cast<std::size_t>(3 * r + 2)]));
     }
+    group_->compares = options.compare_calls && size() > 1;
     std::vector<piece> pieces;  // of 0 to 6 elements
     index_t total = 0;
     for (int r = 0; r < size(); ++r) {
@@ -325,7 +328,7 @@ class nccl_communicator {
       : engine_(
             std::make_shared<detail::nccl_engine>(device, std::move(options), std::move(notices))),
         group_(&engine_->create(id, rank, size)) {
-    collective().check();
+    check();
   }
 
   // broadcast(bytes) brings the bytes of rank 0, a std::span<char>, to all ranks:
@@ -390,7 +393,16 @@ class nccl_communicator {
  private:
   nccl_communicator(std::shared_ptr<detail::nccl_engine> e, ncclComm_t comm)
       : engine_(std::move(e)), group_(&engine_->borrow(comm)) {
-    collective().check();
+    check();
+  }
+
+  void check() {
+    try {
+      collective().check();
+    } catch (const std::exception& e) {
+      fail(e.what());
+      throw;
+    }
   }
 
   std::shared_ptr<detail::nccl_engine> engine_;

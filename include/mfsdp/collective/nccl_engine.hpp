@@ -98,6 +98,7 @@ struct nccl_operation {
 struct nccl_group {
   ncclComm_t comm = nullptr;  // null after a failure
   bool borrowed = false;
+  bool compares = false;  // what ranks start, once it is known that all do
   int rank = 0;
   int size = 1;
   cuda::stream stream{};
@@ -237,12 +238,8 @@ class nccl_engine {
   // Whether somebody has failed, or something has come to its end or its deadline.
   void look() noexcept {
     if (failure_) return;
-    if (notices_) {
-      if (const auto heard = notices_->heard()) {
-        fail(fmt::format("rank {} failed first: {}", heard->rank, heard->cause), true);
-        return;
-      }
-    }
+    listen();
+    if (failure_) return;
     try {
       for (const auto& group : groups_) {
         if (!failure_ && group->comm != nullptr) look_at(*group);
@@ -259,12 +256,8 @@ class nccl_engine {
       ncclResult_t asked = ncclCommGetAsyncError(group.comm, &code);
       if (!accepted(asked)) code = asked;
       if (code != ncclInProgress) break;
-      if (notices_) {
-        if (const auto heard = notices_->heard()) {
-          fail(fmt::format("rank {} failed first: {}", heard->rank, heard->cause), true);
-          throw_if_failed();
-        }
-      }
+      listen();
+      throw_if_failed();
       if (clock::now() > until) {
         fail(fmt::format("{}: rank {} reached its deadline; another rank has not come to it", what,
                          group.rank));
@@ -296,6 +289,12 @@ class nccl_engine {
     if (op->over) keep(group, std::move(op));
   }
 
+  // What the compute stream gets to do from here on comes after the operation.
+  void precede_compute(const nccl_operation& op) const {
+    const cuda::device_scope here(device_);
+    op.done.precede(compute());
+  }
+
   // A block for an operand of this size.
   [[nodiscard]] staging_block take_block(nccl_group& group, std::size_t bytes) const {
     const auto fits = std::ranges::find_if(
@@ -315,6 +314,11 @@ class nccl_engine {
     std::string what;
     bool of_another = false;
   };
+
+  void listen() noexcept {
+    const auto heard = notices_ ? notices_->heard() : std::nullopt;
+    if (heard) fail(fmt::format("rank {} failed first: {}", heard->rank, heard->cause), true);
+  }
 
   template <class Pending>
   void await(deadline until, const Pending& pending) {
@@ -412,6 +416,7 @@ class nccl_engine {
   }
 
   void watch() {
+    (void)cudaSetDevice(device_);  // not another one, which calls would set up
     std::unique_lock guard(mutex_);
     while (!stopping_) {
       changed_.wait_for(guard, std::chrono::milliseconds(20));

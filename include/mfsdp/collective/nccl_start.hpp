@@ -106,7 +106,7 @@ class nccl_start {
     ++group_.started;
     op_->ready.record(engine_.compute());
     op_->ready.precede(stream());
-    if (engine_.options().compare_calls && group_.size > 1) tell();
+    if (group_.compares) tell();
     for (const auto& [host, device, bytes] : staged_) {
       cuda::require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream()),
                     "cudaMemcpyAsync");
