@@ -137,12 +137,16 @@ class nccl_engine {
     }
     changed_.notify_all();
     watcher_.join();
+    bool idle = false;
     try {
       const cuda::device_scope here(device_);
-      groups_.clear();
+      idle = wait_for_streams(deadline_after(options_.timeout));
+      if (idle) groups_.clear();
       own_compute_.reset();
-    } catch (const error&) {  // of a device that is gone; nothing is left to give back
+    } catch (const error&) {  // of a device that is gone
     }
+    // What the device may still touch stays until the process ends.
+    if (!idle) (void)new auto(std::move(groups_));
   }
 
   [[nodiscard]] int device() const { return device_; }
@@ -404,6 +408,19 @@ class nccl_engine {
     for (const auto& group : groups_) {
       if (group->borrowed) group->comm = nullptr;
     }
+  }
+
+  // After an abort, too, copies may be under way.
+  [[nodiscard]] bool wait_for_streams(deadline until) const {
+    for (const auto& group : groups_) {
+      const cuda::event last;
+      last.record(group->stream.get());
+      while (!last.done()) {
+        if (clock::now() > until) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    return true;
   }
 
   // In one NCCL group: all are told to end before any of them waits for its kernels.

@@ -158,7 +158,10 @@ class nccl_start {
                   "cudaMemcpyAsync");
     std::byte* all = block.device.get() + sizeof mine;
     grouped([&](ncclComm_t comm, cudaStream_t on, const auto& check) {
-      check(ncclAllGather(block.device.get(), all, sizeof mine, ncclInt8, comm, on));
+      for (int r = 0; r < group_.size; ++r) {
+        std::byte* slot = all + static_cast<std::size_t>(r) * sizeof mine;
+        check(ncclBroadcast(block.device.get(), slot, sizeof mine, ncclInt8, r, comm, on));
+      }
     });
     cuda::require(cudaMemcpyAsync(block.host.data() + sizeof mine, all, ranks * sizeof mine,
                                   cudaMemcpyDeviceToHost, stream()),
