@@ -75,7 +75,8 @@ void fail_call(std::string_view function, int code, int n = 1);
 enum class use {
   read,      // of bytes that something has written
   read_any,  // also of bytes that nothing has written
-  write      // or both
+  write,     // without reading
+  update     // both, also of bytes that nothing has written
 };
 
 struct access {

@@ -239,17 +239,26 @@ cudaError_t check_current(cudaStream_t);
 // Appends to a stream, or to the graph that it is captured into. Counts.
 cudaError_t issue(cudaStream_t, operation);
 
-// Does one operation at the end of a timeline, and checks that its accesses are ordered.
+// Makes the accesses at the time of a line, and reports those that are not ordered after what they
+// must be. False: the memory is not there.
+bool touch_memory(const operation&, const timeline&);
+
+// Does one operation at the end of a timeline.
 void perform(const operation&, timeline&);
 
 // Does what a stream can do of its first `until` operations.
 void advance(cudaStream_t, std::uint64_t until);
 
 // Blocks the caller until `done`, which tries to make it so. False: it took too long, which is
-// reported, with what `where` is stuck at.
-bool await(std::unique_lock<std::mutex>&, cudaStream_t where, const std::function<bool()>& done);
+// reported, with where it is stuck.
+bool await(std::unique_lock<std::mutex>&, const std::function<bool()>& done,
+           const std::function<std::string()>& where);
 
-// Waits for all that is queued on a device. False: as above.
+// Where a stream is stuck.
+std::string position(cudaStream_t);
+
+// Waits for all that is queued in a stream, or on a device. False: as above.
+bool finish(std::unique_lock<std::mutex>&, cudaStream_t);
 bool finish_device(std::unique_lock<std::mutex>&, int device);
 
 // Refuses the call while the thread captures; what the call does cannot be in a graph.

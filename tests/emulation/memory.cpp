@@ -341,15 +341,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     m.counts.bytes_copied += static_cast<long>(bytes);
     if (const cudaError_t code = issue(stream, std::move(copy)); code != cudaSuccess) return code;
     if (target != nullptr) return cudaSuccess;
-    const std::uint64_t position = stream->issued;
-    if (!await(lock, stream, [&] {
-          advance(stream, position);
-          return stream->done >= position;
-        })) {
-      return cudaErrorLaunchTimeout;
-    }
-    m.host.join(stream->line.clock);
-    return cudaSuccess;
+    return finish(lock, stream) ? cudaSuccess : cudaErrorLaunchTimeout;
   });
 }
 

@@ -44,6 +44,10 @@ cudaError_t check(cudaEvent_t event) {
   return cudaSuccess;
 }
 
+bool writes(use how) {
+  return how == use::write || how == use::update;
+}
+
 void check_order(const operation& what, const access& each, const timeline& now) {
   if (each.bytes == 0) return;
   allocation& a = *find(each.address);
@@ -55,24 +59,29 @@ void check_order(const operation& what, const access& each, const timeline& now)
     report(*what.name, fmt::format("reads bytes {} to {} of {}, not all of which have been written",
                                    first, last, a.name));
   }
-  const auto found = each.how == use::write ? a.history.write(first, last, by, now.clock)
+  const auto found = writes(each.how) ? a.history.write(first, last, by, now.clock)
                                             : a.history.read(first, last, by, now.clock);
   if (found) {
     report(*what.name,
            fmt::format("{} bytes {} to {} of {}, and is not ordered after {}, which {} there",
-                       each.how == use::write ? "writes" : "reads", first, last, a.name,
+                       writes(each.how) ? "writes" : "reads", first, last, a.name,
                        *found->earlier.operation, found->wrote ? "writes" : "reads"));
   }
 }
 
 }  // namespace
 
+bool touch_memory(const operation& what, const timeline& now) {
+  if (!check(*what.name, what.device, what.accesses)) return false;
+  for (const access& each : what.accesses) check_order(what, each, now);
+  return true;
+}
+
 void perform(const operation& what, timeline& now) {
   now.clock.join(what.host);
   now.clock.tick(now.lane, now.clock[now.lane] + 1);
   now.microseconds += what.microseconds;
-  if (!check(*what.name, what.device, what.accesses)) return;
-  for (const access& each : what.accesses) check_order(what, each, now);
+  if (!touch_memory(what, now)) return;
   const bool outer = std::exchange(the_caller().in_work, true);
   try {
     what.body(now);
@@ -113,33 +122,35 @@ cudaError_t issue(cudaStream_t stream, operation what) {
   return cudaSuccess;
 }
 
-bool await(std::unique_lock<std::mutex>& lock, cudaStream_t where,
-           const std::function<bool()>& done) {
+bool await(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+           const std::function<std::string()>& where) {
   machine& m = the_machine();
   const auto deadline = std::chrono::steady_clock::now() + m.how.patience;
   while (!done()) {
     if (m.changed.wait_until(lock, deadline) != std::cv_status::timeout || done()) continue;
-    report(the_caller().function,
-           fmt::format("hangs: {} does not get beyond {}", describe(where),
-                       where->queue.empty() ? "its end" : *where->queue.front().name));
+    report(the_caller().function, "hangs: " + where());
     return false;
   }
   return true;
 }
 
-namespace {
+std::string position(cudaStream_t stream) {
+  return fmt::format("{} does not get beyond {}", describe(stream),
+                     stream->queue.empty() ? "its end" : *stream->queue.front().name);
+}
 
 bool finish(std::unique_lock<std::mutex>& lock, cudaStream_t stream) {
-  const std::uint64_t position = stream->issued;
-  const bool done = await(lock, stream, [&] {
-    advance(stream, position);
-    return stream->done >= position;
-  });
+  const std::uint64_t last = stream->issued;
+  const bool done = await(
+      lock,
+      [&] {
+        advance(stream, last);
+        return stream->done >= last;
+      },
+      [&] { return position(stream); });
   the_machine().host.join(stream->line.clock);
   return done;
 }
-
-}  // namespace
 
 bool finish_device(std::unique_lock<std::mutex>& lock, int device) {
   std::vector<cudaStream_t> streams;  // others may make more meanwhile
@@ -164,10 +175,10 @@ class opened {
  public:
   explicit opened(const std::vector<access>& accesses) : accesses_(accesses) {
     for (const access& each : accesses) {
-      if (each.how != use::write) protect(each, PROT_READ);
+      if (!writes(each.how)) protect(each, PROT_READ);
     }
     for (const access& each : accesses) {
-      if (each.how == use::write) protect(each, PROT_READ | PROT_WRITE);
+      if (writes(each.how)) protect(each, PROT_READ | PROT_WRITE);
     }
   }
   ~opened() {
@@ -384,7 +395,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     ++the_machine().counts.host_synchronisations;
     const std::shared_ptr<record> last = event->last;
     if (!last) return cudaSuccess;
-    if (!await(lock, last->stream, [&] { return reach(*last); })) return cudaErrorLaunchTimeout;
+    if (!await(lock, [&] { return reach(*last); }, [&] { return position(last->stream); })) {
+      return cudaErrorLaunchTimeout;
+    }
     the_machine().host.join(last->clock);
     return cudaSuccess;
   });
