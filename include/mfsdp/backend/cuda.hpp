@@ -225,9 +225,9 @@ class cuda_backend {
     context_->launch(body);
   }
 
-  template <class... T, std::size_t... I>
-  static constexpr std::uint32_t written(std::index_sequence<I...>) {
-    return ((std::is_const_v<T> ? 0u : 1u << I) | ...);
+  template <class... T, std::size_t... Index>
+  static constexpr std::uint32_t written(std::index_sequence<Index...>) {
+    return ((std::is_const_v<T> ? 0u : 1u << Index) | ...);
   }
 
   // out[i] = the sum of squares of row i.

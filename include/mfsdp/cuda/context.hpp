@@ -25,6 +25,8 @@ class context {
     products_.emplace(options, pool_);
     number_.emplace(1);
   }
+  // Waits, so that nothing is queued any more that uses what is freed.
+  ~context() { (void)cudaStreamSynchronize(stream_); }
   context(const context&) = delete;
   context& operator=(const context&) = delete;
 

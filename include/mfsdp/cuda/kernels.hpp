@@ -28,7 +28,7 @@ struct elementwise {
   void operands(const Visit& visit) const {
     if constexpr (requires { apply.operands(visit); }) apply.operands(visit);
     for (std::size_t j = 0; j < N; ++j)
-      visit(x[j], count, written >> j & 1 ? touch::update : touch::read);
+      visit(x[j], count, written >> j & 1 ? touch::write : touch::read);
   }
 
  private:
@@ -192,7 +192,7 @@ struct scale_each_row {
   template <class Visit>
   void operands(const Visit& visit) const {
     visit(factors, rows, touch::read);
-    visit(a, rows * cols, touch::update);
+    visit(a, rows * cols, touch::write);
   }
 };
 

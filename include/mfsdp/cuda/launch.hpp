@@ -16,7 +16,7 @@ namespace mfsdp::inline MFSDP_ABI::cuda {
 // Either names what it touches, for checkers: operands(visit) calls visit(pointer, elements, touch)
 // for each of its pointers.
 inline constexpr int lanes = 32;
-enum class touch { read, write, update };
+enum class touch { read, write };  // write: or both
 
 // launch queues the body on the stream; where `stored` is not null it is read from there, in device
 // memory, when the kernel runs, but for its size. The device of the stream must be current. Errors:

@@ -87,7 +87,7 @@ class products {
 
   // alpha and beta are host pointers, or device pointers if the key says so. Sizes are positive.
   // The first product of a key asks for algorithms; with algorithm_choice::fastest it times them,
-  // which blocks the host, unless the stream is being captured.
+  // which blocks the host, unless the factors are on the device.
   void run(cudaStream_t stream, const product_key& key, const void* alpha, const void* a,
            const void* b, const void* beta, const void* c, void* d) {
     const operands with{stream, alpha, a, b, beta, c, d};
@@ -141,6 +141,7 @@ class products {
     owner<cublasLtMatrixLayout_t> right;  // a
     owner<cublasLtMatrixLayout_t> out;    // c and d
     cublasLtMatmulAlgo_t algorithm{};
+    std::size_t place = 0;  // of the algorithm among the proposals
   };
 
   template <class T>
@@ -195,13 +196,7 @@ class products {
     const std::scoped_lock lock(mutex_);
     if (const auto known = plans_.find(key); known != plans_.end()) return known->second;
     plan fresh = describe(key);
-    product_key on_host = key;
-    on_host.scales_on_device = false;
-    if (const auto known = plans_.find(on_host); known != plans_.end()) {
-      fresh.algorithm = known->second.algorithm;  // what has been run before is what is recorded
-    } else {
-      choose(fresh, key, with);
-    }
+    choose(fresh, key, with);
     return plans_.emplace(key, std::move(fresh)).first->second;
   }
 
@@ -250,16 +245,30 @@ class products {
                                            preference, static_cast<int>(proposals.size()),
                                            proposals.data(), &found),
             fmt::format("cublasLtMatmulAlgoGetHeuristic for {} x {} x {}", key.m, key.n, key.k));
-    const auto usable =
-        std::find_if(proposals.begin(), proposals.begin() + found,
-                     [](const auto& proposal) { return proposal.state == CUBLAS_STATUS_SUCCESS; });
-    if (usable == proposals.begin() + found) {
+    const auto usable = [&](std::size_t place) {
+      return place < static_cast<std::size_t>(found) &&
+             proposals[place].state == CUBLAS_STATUS_SUCCESS;
+    };
+    const auto take = [&](std::size_t place) {
+      fresh.algorithm = proposals[place].algo;
+      fresh.place = place;
+    };
+    std::size_t first = 0;
+    while (first < proposals.size() && !usable(first)) ++first;
+    if (first == proposals.size()) {
       throw device_error(
           fmt::format("cuBLASLt has no algorithm for a product {} x {} x {} (type {})", key.m,
                       key.n, key.k, static_cast<int>(key.type)));
     }
-    fresh.algorithm = usable->algo;
-    if (options_.choice == algorithm_choice::first || captured(with.stream)) return;
+    take(first);
+    if (options_.choice == algorithm_choice::first) return;
+    if (key.scales_on_device) {  // what is recorded is what has been run
+      product_key on_host = key;
+      on_host.scales_on_device = false;
+      const auto known = plans_.find(on_host);
+      if (known != plans_.end() && usable(known->second.place)) take(known->second.place);
+      return;
+    }
 
     // Not into d, which may be c.
     const std::size_t bytes =
@@ -269,21 +278,15 @@ class products {
     timed.d = aside;
     float least = std::numeric_limits<float>::infinity();
     plan trial = describe(key);
-    for (auto proposal = usable; proposal != proposals.begin() + found; ++proposal) {
-      if (proposal->state != CUBLAS_STATUS_SUCCESS) continue;
-      trial.algorithm = proposal->algo;
+    for (std::size_t place = first; place < proposals.size(); ++place) {
+      if (!usable(place)) continue;
+      trial.algorithm = proposals[place].algo;
       const float time = milliseconds(trial, timed);
       if (time >= least) continue;
       least = time;
-      fresh.algorithm = proposal->algo;
+      take(place);
     }
     pool_.give(aside, bytes);
-  }
-
-  static bool captured(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    require(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
   }
 
   // Of a few products after a first one; infinite if the algorithm cannot do it after all.

@@ -108,7 +108,7 @@ TEST_CASE("algorithms are asked for once") {
     const matrix_view<float> d(y.span().data(), 8, 8);
     backend.multiply(1.0f, a, transpose::no, a, transpose::yes, 0.0f, d, d);
     const auto once = emulation::counts();
-    emulation::fail_call("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_INTERNAL_ERROR);
+    emulation::fail_call("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_NOT_SUPPORTED);
     backend.multiply(2.0f, a, transpose::no, a, transpose::yes, 0.0f, d, d);
     const auto twice = emulation::counts();
     CHECK(twice.matmuls == once.matmuls + 1);
@@ -120,7 +120,7 @@ TEST_CASE("algorithms are asked for once") {
                        matrix_view<float>(y.span().data(), 1, 8));
     });
     CHECK(what.find("cublasLtMatmulAlgoGetHeuristic for 1 x 8 x 8") != std::string::npos);
-    CHECK(what.find("CUBLAS_STATUS_INTERNAL_ERROR") != std::string::npos);
+    CHECK(what.find("CUBLAS_STATUS_NOT_SUPPORTED") != std::string::npos);
   }
 }
 
@@ -137,7 +137,9 @@ TEST_CASE("timing algorithms leaves operands alone") {
     backend->multiply(1.0f, a, transpose::no, a, transpose::no, 2.0f, d, d);
     results.push_back(on_host(*backend, x.span()));
   }
-  CHECK(results[0] == results[1]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CHECK(results[0][i] == doctest::Approx(results[1][i]).epsilon(1e-5));
+  }
   CHECK(emulation::counts().matmuls > 2);
 }
 

@@ -45,9 +45,7 @@ void kernel<Body>::launch(cudaStream_t stream, const Body& body, const Body* sto
   body.operands([&](const auto* pointer, index_t elements, touch how) {
     if (elements == 0) return;
     accesses.push_back({pointer, static_cast<std::size_t>(elements) * sizeof *pointer,
-                        how == touch::read    ? emulation::use::read
-                        : how == touch::write ? emulation::use::write
-                                              : emulation::use::update});
+                        how == touch::read ? emulation::use::read : emulation::use::write});
   });
   if (stored) accesses.push_back({stored, sizeof *stored, emulation::use::read});
   require(emulation::launch(stream, typeid(Body).name(), std::move(accesses),
