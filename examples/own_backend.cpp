@@ -16,6 +16,8 @@ using mfsdp::index_t, mfsdp::matrix_view, mfsdp::transpose;
 // [begin loop_backend]
 // Host memory and plain loops.
 struct loop_backend {
+  static constexpr bool host_memory = true;
+
   template <class T>
   class buffer {
    public:
@@ -81,6 +83,12 @@ struct loop_backend {
   template <class Kernel, class First, class... T>
   void transform(const Kernel& kernel, std::span<First> first, std::span<T>... x) const {
     for (std::size_t i = 0; i < first.size(); ++i) kernel(first[i], x[i]...);
+  }
+
+  template <class Kernel, class S, class... T>
+  void transform_by_sum(const Kernel& kernel, std::span<S> summed, std::span<T>... x) const {
+    const double sum = sum_of_squares(summed);
+    transform([&](auto&... e) { kernel(sum, e...); }, x...);
   }
 
   template <class T>

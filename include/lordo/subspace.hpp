@@ -82,6 +82,30 @@ void rotate(B& backend, projection_side side, std::type_identity_t<matrix_view<c
   }
 }
 
+struct square_of {
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& from) const { to = from * from; }
+};
+
+template <class T>
+struct variance_of_moments {
+  T unbias1, unbias2;
+  MFSDP_HOST_DEVICE void operator()(auto& variance, const auto& first, const auto& second) const {
+    variance = unbias2 * second - (unbias1 * first) * (unbias1 * first);
+  }
+};
+
+// `second` holds the rotated variance.
+template <class T>
+struct rotated_moments {
+  T unbias1, bias2;
+  MFSDP_HOST_DEVICE void operator()(auto& first, auto& second, const auto& rotated) const {
+    using std::abs;
+    second = second + (unbias1 * rotated) * (unbias1 * rotated);
+    second = bias2 * abs(second);
+    first = rotated;
+  }
+};
+
 }  // namespace detail
 
 // Scratch elements of a rotation of moments of this projected shape.
@@ -119,25 +143,13 @@ void rotate_moments(B& backend, projection_side side, std::type_identity_t<matri
   const matrix_view<T> part = cutter.take(u.shape());
   const matrix_view<T> squares = cutter.take(r.shape());
   const T unbias1 = static_cast<T>(1 / c1);
-  const T unbias2 = static_cast<T>(1 / c2);
-  const T bias2 = static_cast<T>(c2);
-
-  backend.transform([](auto& to, const auto& from) { to = from * from; }, squares.flat(), r.flat());
-  backend.transform(
-      [=](auto& variance, const auto& first, const auto& second) {
-        variance = unbias2 * second - (unbias1 * first) * (unbias1 * first);
-      },
-      part.flat(), std::span<const T>(u.flat()), std::span<const T>(v.flat()));
+  backend.transform(detail::square_of{}, squares.flat(), r.flat());
+  backend.transform(detail::variance_of_moments<T>{unbias1, static_cast<T>(1 / c2)}, part.flat(),
+                    std::span<const T>(u.flat()), std::span<const T>(v.flat()));
   detail::rotate<B, T>(backend, side, squares, part, v);
   detail::rotate<B, T>(backend, side, r, u, part);
-  backend.transform(
-      [=](auto& first, auto& second, const auto& rotated) {
-        using std::abs;
-        second = second + (unbias1 * rotated) * (unbias1 * rotated);
-        second = bias2 * abs(second);
-        first = rotated;
-      },
-      u.flat(), v.flat(), std::span<const T>(part.flat()));
+  backend.transform(detail::rotated_moments<T>{unbias1, static_cast<T>(c2)}, u.flat(), v.flat(),
+                    std::span<const T>(part.flat()));
 }
 
 }  // namespace lordo::inline MFSDP_ABI

@@ -29,9 +29,11 @@ enum class transpose : bool { no, yes };
 
 namespace detail {
 struct sample_kernel {
-  template <class A, class B>
-  void operator()(A& a, const B& b) const {
-    a = a + b;
+  MFSDP_HOST_DEVICE void operator()(auto& a, const auto& b) const { a = a + b; }
+};
+struct sample_sum_kernel {
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& a, const auto& b) const {
+    a = a + b * static_cast<float>(sum);
   }
 };
 }  // namespace detail
@@ -65,6 +67,11 @@ concept backend_transform = requires(B backend, std::span<float> x, std::span<co
   backend.transform(detail::sample_kernel{}, x, y);
 };
 template <class B>
+concept backend_transform_by_sum =
+    requires(B backend, std::span<float> x, std::span<const float> y) {
+      backend.transform_by_sum(detail::sample_sum_kernel{}, y, x, y);
+    };
+template <class B>
 concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
   { backend.sum_of_squares(x) } -> std::same_as<double>;
 };
@@ -83,13 +90,25 @@ concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
 //                      mirror
 //   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element. It is
 //                      written once for scalars and packets; its result for an element must not
-//                      depend on where the element stands
+//                      depend on where the element stands. A kernel is trivially copyable, and
+//                      of a named type whose operator is marked MFSDP_HOST_DEVICE, if it is to
+//                      run on a device
+//   transform_by_sum(kernel, summed, spans...)   kernel(s, blocks...) in the same way, with s, a
+//                      double, the sum of squares of `summed` as it was, which may be one of the
+//                      spans. The number need not come to the host
 //   sum_of_squares(x)  in double, over blocks of block_elements from the start of x, in order
 template <class B>
-concept Backend = std::copy_constructible<B> && contract::backend_allocate<B> &&
-                  contract::backend_fill<B> && contract::backend_copy<B> &&
-                  contract::backend_multiply<B> && contract::backend_multiply_symmetric<B> &&
-                  contract::backend_transform<B> && contract::backend_sum_of_squares<B>;
+concept Backend =
+    std::copy_constructible<B> && contract::backend_allocate<B> && contract::backend_fill<B> &&
+    contract::backend_copy<B> && contract::backend_multiply<B> &&
+    contract::backend_multiply_symmetric<B> && contract::backend_transform<B> &&
+    contract::backend_transform_by_sum<B> && contract::backend_sum_of_squares<B>;
+
+// A backend whose memory the host may read and write says `static constexpr bool host_memory =
+// true`. Memory of others goes through their members only, and through buffers of the host where
+// the host has something to write or to read.
+template <class B>
+concept HostMemory = Backend<B> && requires { requires B::host_memory; };
 
 // What some optimizers need on top.
 //   row_sums_of_squares(a, sums)   of each row, added in double

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/precision.hpp"
 #include "mfsdp/runtime/agreement.hpp"
@@ -162,9 +164,10 @@ class sharded_model {
                                       model_->plan().spec.units()[unit_].name, name, target.size(),
                                       values.size()));
       }
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        gradient& element = target.flat()[i];
-        element = target.accumulate ? element + values[i] : values[i];
+      if (target.accumulate) {
+        model_->add(values, target.flat());
+      } else {
+        model_->context_.backend.copy(values, target.flat());
       }
     }
 
@@ -558,14 +561,6 @@ class sharded_model {
   [[nodiscard]] const gather_counts& gathers() const { return parameters_.counts(); }
 
  private:
-  struct scale {
-    float factor;
-    template <class A>
-    void operator()(A& value) const {
-      value = value * factor;
-    }
-  };
-
   template <class Fill>
   void initialize_segment(std::size_t i, Fill& fill) {
     const local_segment& segment = plan().local_segments[i];
@@ -573,16 +568,30 @@ class sharded_model {
     const tensor_spec& tensor = plan().spec.tensors()[item.tensor];
     const index_t first = item.offset + segment.offset;
     const auto write = [&]<class T>(std::span<T> values) {
-      if constexpr (std::same_as<T, float>) {
+      if constexpr (detail::is_float<T> && HostMemory<Memory>) {
         fill(tensor, values, first);
-      } else {
-        detail::for_each_part(segment.count, detail::widened_part, [&](index_t at, index_t count) {
-          const std::span<float> part = slice(states_.scratch(), 0, count);
-          fill(tensor, part, first + at);
-          detail::store_nearest(context_.backend, std::span<const float>(part),
-                                slice(values, at, count));
-        });
+        return;
       }
+      std::vector<float> host(HostMemory<Memory> ? 0 : detail::part_of(segment.count));
+      detail::for_each_part(segment.count, detail::widened_part, [&](index_t at, index_t count) {
+        const std::span<T> stored = slice(values, at, count);
+        std::span<float> part;
+        if constexpr (detail::is_float<T>) {
+          part = stored;
+        } else {
+          part = slice(states_.scratch(), 0, count);
+        }
+        if constexpr (HostMemory<Memory>) {
+          fill(tensor, part, first + at);
+        } else {
+          const std::span<float> written = slice(std::span(host), 0, count);
+          fill(tensor, written, first + at);
+          context_.backend.copy(std::span<const float>(written), part);
+        }
+        if constexpr (!detail::is_float<T>) {
+          detail::store_nearest(context_.backend, std::span<const float>(part), stored);
+        }
+      });
     };
     if (is_trainable_here(i)) {
       write(masters_.segment(i));
@@ -693,6 +702,27 @@ class sharded_model {
     return now.joined;
   }
 
+  // to <- to + values, which may be of the host, in the type of gradients.
+  void add(std::span<const gradient> values, std::span<gradient> to) {
+    const auto sum = [](std::span<const gradient> added, std::span<gradient> into) {
+      std::ranges::transform(into, added, into.begin(), std::plus<>());
+    };
+    if constexpr (HostMemory<Memory>) {
+      sum(values, to);
+      return;
+    }
+    std::vector<gradient> added(detail::part_of(std::ssize(values)));
+    std::vector<gradient> host(added.size());
+    detail::for_each_part(std::ssize(values), detail::widened_part, [&](index_t at, index_t n) {
+      const std::span<gradient> part = slice(std::span(host), 0, n);
+      const std::span<gradient> other = slice(std::span(added), 0, n);
+      context_.backend.copy(std::span<const gradient>(slice(to, at, n)), part);
+      context_.backend.copy(slice(values, at, n), other);
+      sum(other, part);
+      context_.backend.copy(std::span<const gradient>(part), slice(to, at, n));
+    });
+  }
+
   // Rounds to nearest where gradients are not kept as float.
   void scale_gradient(std::size_t i, float factor) {
     const std::span<reduce> gradients = gradients_.segment(i);
@@ -700,7 +730,7 @@ class sharded_model {
       const std::span<reduce> stored = slice(gradients, at, n);
       detail::scratch_space scratch(states_.scratch());
       const std::span<float> values = detail::widened(context_.backend, stored, scratch);
-      context_.backend.transform(scale{factor}, values);
+      context_.backend.transform(detail::scale_by<float>{factor}, values);
       if constexpr (!std::same_as<reduce, float>) {
         context_.backend.convert(std::span<const float>(values), stored);
       }

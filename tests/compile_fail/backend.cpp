@@ -1,6 +1,7 @@
 // expect WITHOUT_MULTIPLY_SYMMETRIC: mfsdp: Backend lacks 'multiply_symmetric(alpha, a, op_a, b,
 // expect WITHOUT_TRANSFORM: mfsdp: Backend lacks 'transform(kernel, spans...)'
-// expect WITHOUT_CONVERSIONS: mfsdp: Backend lacks 'convert(from, to)', 'round_stochastically(
+// expect WITHOUT_TRANSFORM_BY_SUM: mfsdp: Backend lacks 'transform_by_sum(kernel, std::span<const
+// T> expect WITHOUT_CONVERSIONS: mfsdp: Backend lacks 'convert(from, to)', 'round_stochastically(
 #include "mfsdp/backend/eigen.hpp"
 #include "support/archetypes.hpp"
 
@@ -16,6 +17,10 @@ struct memory_backend
 #ifndef WITHOUT_TRANSFORM
   template <class Kernel, class... T>
   void transform(const Kernel&, std::span<T>...) {}
+#endif
+#ifndef WITHOUT_TRANSFORM_BY_SUM
+  template <class Kernel, class... T>
+  void transform_by_sum(const Kernel&, std::span<const float>, std::span<T>...) {}
 #endif
 };
 

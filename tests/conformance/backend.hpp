@@ -313,6 +313,49 @@ void sum_of_squares_conformance(B& backend) {
         doctest::Approx(2e60).epsilon(1e-6));
 }
 
+// Each element becomes part of the sum.
+template <class T>
+struct sample_share {
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& x) const {
+    x = x * static_cast<T>(1 / sum);
+  }
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& to, const auto& from) const {
+    to = from * static_cast<T>(1 / sum);
+  }
+};
+
+// The sum is the same number as on the host, of what was there before; it may be of other elements
+// than those that are transformed.
+template <class T, class B>
+void transform_by_sum_conformance(B& backend) {
+  using mfsdp::index_t;
+  for (const index_t size : {index_t{1}, index_t{63}, index_t{300},
+                             2 * static_cast<index_t>(mfsdp::block_elements) + 77}) {
+    CAPTURE(size);
+    const auto values = host_values<T>(size, [](index_t i) { return sample<T>(i); });
+    const auto others = host_values<T>(77, [](index_t i) { return sample<T>(i, 2.0); });
+    auto x = backend.template allocate<T>(size);
+    auto y = backend.template allocate<T>(size);
+    auto z = backend.template allocate<T>(std::ssize(others));
+    to_backend(backend, values, x.span());
+    to_backend(backend, others, z.span());
+    const std::span<const T> read = x.span();
+    const auto shares = [&](std::span<const T> of) {
+      const T by = static_cast<T>(1 / backend.sum_of_squares(of));
+      return host_values<T>(size,
+                            [&](index_t i) { return values[static_cast<std::size_t>(i)] * by; });
+    };
+    const std::vector<T> expected = shares(read);
+    backend.transform_by_sum(sample_share<T>{}, std::span<const T>(z.span()), y.span(), read);
+    CHECK(same_bits<T>(on_host(backend, y.span()), shares(z.span())));
+    CHECK(same_bits<T>(on_host(backend, read), values));
+    backend.transform_by_sum(sample_share<T>{}, read, y.span(), read);
+    CHECK(same_bits<T>(on_host(backend, y.span()), expected));
+    backend.transform_by_sum(sample_share<T>{}, read, x.span());
+    CHECK(same_bits<T>(on_host(backend, read), expected));
+  }
+}
+
 // Sums of squares like those of the rows alone, factors applied to their own row only.
 template <class T, class B>
 void rowwise_conformance(B& backend) {
@@ -495,6 +538,7 @@ void backend_conformance(B backend) {
     multiply_commuting_conformance<T>(backend);
     transform_conformance<T>(backend);
     sum_of_squares_conformance<T>(backend);
+    transform_by_sum_conformance<T>(backend);
     if constexpr (mfsdp::RowwiseBackend<B>) rowwise_conformance<T>(backend);
     if constexpr (mfsdp::DecomposingBackend<B>) decomposition_conformance<T>(backend);
   };

@@ -11,23 +11,27 @@ namespace {
 using namespace archetype;
 using mfsdp::Backend, mfsdp::transpose;
 
-static_assert(Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
-                               with_multiply_symmetric, with_transform, with_sum_of_squares>>);
+static_assert(
+    Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_multiply_symmetric,
+                     with_transform, with_transform_by_sum, with_sum_of_squares>>);
 
 static_assert(!Backend<composed<with_fill, with_copy, with_multiply, with_multiply_symmetric,
-                                with_transform, with_sum_of_squares>>);
+                                with_transform, with_transform_by_sum, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_copy, with_multiply, with_multiply_symmetric,
-                                with_transform, with_sum_of_squares>>);
+                                with_transform, with_transform_by_sum, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_multiply, with_multiply_symmetric,
-                                with_transform, with_sum_of_squares>>);
+                                with_transform, with_transform_by_sum, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply_symmetric,
-                                with_transform, with_sum_of_squares>>);
+                                with_transform, with_transform_by_sum, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_transform,
-                                with_sum_of_squares>>);
+                                with_transform_by_sum, with_sum_of_squares>>);
+static_assert(
+    !Backend<composed<with_allocate, with_fill, with_copy, with_multiply, with_multiply_symmetric,
+                      with_transform_by_sum, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
-                                with_multiply_symmetric, with_sum_of_squares>>);
+                                with_multiply_symmetric, with_transform, with_sum_of_squares>>);
 static_assert(!Backend<composed<with_allocate, with_fill, with_copy, with_multiply,
-                                with_multiply_symmetric, with_transform>>);
+                                with_multiply_symmetric, with_transform, with_transform_by_sum>>);
 
 template <class T>
 struct constant_memory {
@@ -55,6 +59,10 @@ struct mutable_transform {
   template <class K>
   void transform(const K&, std::span<float>, std::span<float>);
 };
+struct sumless_transform_by_sum {
+  template <class K>
+  void transform_by_sum(const K&, std::span<float>, std::span<const float>);
+};
 struct float_sum {
   float sum_of_squares(std::span<const float>);
 };
@@ -65,8 +73,9 @@ struct not_copyable {
 
 template <class Allocate = with_allocate, class Fill = with_fill, class Copy = with_copy,
           class Multiply = with_multiply, class Transform = with_transform,
-          class Sum = with_sum_of_squares>
-using backend = composed<Allocate, Fill, Copy, Multiply, with_multiply_symmetric, Transform, Sum>;
+          class TransformBySum = with_transform_by_sum, class Sum = with_sum_of_squares>
+using backend = composed<Allocate, Fill, Copy, Multiply, with_multiply_symmetric, Transform,
+                         TransformBySum, Sum>;
 
 static_assert(Backend<backend<>>);
 static_assert(!Backend<backend<constant_allocate>>);
@@ -77,7 +86,9 @@ static_assert(!Backend<backend<with_allocate, with_fill, with_copy, mutable_mult
 static_assert(
     !Backend<backend<with_allocate, with_fill, with_copy, with_multiply, mutable_transform>>);
 static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply, with_transform,
-                               float_sum>>);
+                               sumless_transform_by_sum>>);
+static_assert(!Backend<backend<with_allocate, with_fill, with_copy, with_multiply, with_transform,
+                               with_transform_by_sum, float_sum>>);
 static_assert(!Backend<composed<backend<>, not_copyable>>);
 
 }  // namespace

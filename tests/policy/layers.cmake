@@ -8,7 +8,7 @@ cmake_minimum_required(VERSION 3.24)
 # A header includes only lower layers, and its own one where that is allowed: any header in L0, L1
 # and L3, the same folder in L2. mfsdp never includes lordo; host headers never include .cuh.
 set(layer_0 "mfsdp/(config|version|error|dtype|view|fnv1a)")
-set(layer_1 "mfsdp/(spec|layout|concepts|cost|precision|schedule|workspace|cuda/(context|kernels|launch|memory|products|recorded_step|recorder|runtime))" "lordo/(subspace|concepts|periods)")
+set(layer_1 "mfsdp/(spec|layout|kernel|concepts|cost|precision|schedule|workspace|cuda/(context|kernels|launch|memory|products|recorded_step|recorder|runtime))" "lordo/(subspace|concepts|periods)")
 set(layer_2 "mfsdp/(backend|collective|placement|optimizer)/[a-z0-9_]+"
             "lordo/projector/[a-z0-9_]+")
 set(layer_3 "mfsdp/(plan|plan_layout|plan_text|plan_report|planner|exchange_report|sharded_model|runtime/[a-z0-9_]+)"

@@ -126,12 +126,17 @@ struct with_transform {
   template <class Kernel, class... T>
   void transform(const Kernel&, std::span<T>...) {}  // a body, since kernels are local types
 };
+struct with_transform_by_sum {
+  template <class Kernel, class... T>
+  void transform_by_sum(const Kernel&, std::span<const float>, std::span<T>...) {}
+};
 struct with_sum_of_squares {
   double sum_of_squares(std::span<const float>);
 };
 
-using backend = composed<with_allocate, with_fill, with_copy, with_multiply,
-                         with_multiply_symmetric, with_transform, with_sum_of_squares>;
+using backend =
+    composed<with_allocate, with_fill, with_copy, with_multiply, with_multiply_symmetric,
+             with_transform, with_transform_by_sum, with_sum_of_squares>;
 
 // ------------------------------------------------------------------------------------------ model
 

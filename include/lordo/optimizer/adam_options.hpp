@@ -54,20 +54,18 @@ struct adam_kernel {
   T gradient = 0;
   T unbias = 1;
 
-  adam_kernel(double beta1, double beta2, double epsilon)
-      : keep1(static_cast<T>(beta1)),
-        take1(static_cast<T>(1 - beta1)),
-        keep2(static_cast<T>(beta2)),
-        take2(static_cast<T>(1 - beta2)),
-        floor(static_cast<T>(epsilon)) {}
+  [[nodiscard]] static adam_kernel of(double beta1, double beta2, double epsilon) {
+    return {static_cast<T>(beta1), static_cast<T>(1 - beta1), static_cast<T>(beta2),
+            static_cast<T>(1 - beta2), static_cast<T>(epsilon)};
+  }
 
-  void operator()(auto& u, auto& v, auto& g) const {
+  MFSDP_HOST_DEVICE void operator()(auto& u, auto& v, auto& g) const {
     using std::sqrt;
     take(u, v, g);
     g = (momentum * u + gradient * g) / (unbias * sqrt(v) + floor);
   }
   // Keeps d.
-  void operator()(auto& u, auto& v, auto& g, auto& d) const {
+  MFSDP_HOST_DEVICE void operator()(auto& u, auto& v, auto& g, auto& d) const {
     using std::sqrt;
     take(u, v, g);
     d = unbias * sqrt(v) + floor;
@@ -75,7 +73,7 @@ struct adam_kernel {
   }
 
  private:
-  void take(auto& u, auto& v, const auto& g) const {
+  MFSDP_HOST_DEVICE void take(auto& u, auto& v, const auto& g) const {
     u = keep1 * u + take1 * g;
     v = keep2 * v + take2 * g * g;
   }

@@ -12,6 +12,7 @@
 #include "lordo/optimizer/exchange.hpp"
 #include "lordo/optimizer/wrapped.hpp"
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace lordo::inline MFSDP_ABI {
@@ -117,11 +118,9 @@ struct averaged {
                   const mfsdp::update_context<T>& context, int round) const {
     if constexpr (compresses) {
       if (factors(parameter.shape())) {
-        exchange.contribute(backend, exchange_part(states), parameter.shape(), context.workspace,
-                            round, [&](std::span<T> a) {
-                              backend.transform([](auto& to, const auto& g) { to = to + g; }, a,
-                                                gradient.flat());
-                            });
+        exchange.contribute(
+            backend, exchange_part(states), parameter.shape(), context.workspace, round,
+            [&](std::span<T> a) { backend.transform(mfsdp::detail::add{}, a, gradient.flat()); });
         return;
       }
     }

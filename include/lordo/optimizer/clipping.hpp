@@ -1,7 +1,6 @@
 // clipping: a gradient before a rule sees it.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <span>
 #include <string>
@@ -40,13 +39,31 @@ namespace detail {
 
 // x in [-bound, bound]; x is a scalar or an array with the interface of Eigen's.
 template <class X, class T>
-[[nodiscard]] auto clamped(const X& x, T bound) {
+[[nodiscard]] MFSDP_HOST_DEVICE auto clamped(const X& x, T bound) {
   if constexpr (std::is_arithmetic_v<X>) {
-    return std::clamp(x, -bound, bound);
+    return x < -bound ? -bound : bound < x ? bound : x;
   } else {
     return ((x.max)(-bound).min)(bound);
   }
 }
+
+template <class T>
+struct clip_elements {
+  T bound;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& g) const { x = clamped(g, bound); }
+};
+
+// Of the sum of squares of all g.
+template <class T>
+struct clip_norm {
+  double threshold;
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& x, const auto& g) const {
+    using std::sqrt;
+    const double norm = sqrt(sum);
+    const T factor = static_cast<T>(norm > threshold ? threshold / norm : 1);
+    x = factor * g;
+  }
+};
 
 // `to` = clip(gradient).
 template <mfsdp::Backend B, class T>
@@ -55,12 +72,9 @@ void clip(B& backend, const clipping& how, std::type_identity_t<std::span<const 
   if (how.rule == clip_rule::none) {
     backend.copy(gradient, to);
   } else if (how.rule == clip_rule::element) {
-    const T bound = static_cast<T>(how.threshold);
-    backend.transform([bound](auto& x, const auto& g) { x = clamped(g, bound); }, to, gradient);
+    backend.transform(clip_elements<T>{static_cast<T>(how.threshold)}, to, gradient);
   } else {
-    const double norm = std::sqrt(backend.sum_of_squares(gradient));
-    const T factor = static_cast<T>(norm > how.threshold ? how.threshold / norm : 1);
-    backend.transform([factor](auto& x, const auto& g) { x = factor * g; }, to, gradient);
+    backend.transform_by_sum(clip_norm<T>{how.threshold}, gradient, to, gradient);
   }
 }
 

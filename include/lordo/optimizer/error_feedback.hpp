@@ -5,6 +5,7 @@
 
 #include "lordo/subspace.hpp"
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/kernel.hpp"
 
 namespace lordo::inline MFSDP_ABI {
 
@@ -18,6 +19,12 @@ enum class error_feedback {
 
 namespace detail {
 
+template <class T>
+struct axpby {
+  T keep, take;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = keep * x + take * y; }
+};
+
 // `low` holds project(g) and gets what the projection of the error adds; error <- decay rest, as
 // above, or with `drop` decay (g - lift(project(g))). `extra` is scratch of the size of low.
 template <mfsdp::Backend B, class T>
@@ -27,13 +34,10 @@ void feed_back(B& backend, bool drop, double decay,
                matrix_view<T> error, matrix_view<T> extra) {
   project<B, T>(backend, T(1), basis, error, T(0), extra);
   const auto add = [&] {
-    backend.transform([](auto& x, const auto& y) { x = x + y; }, low.flat(),
-                      std::type_identity_t<std::span<const T>>(extra.flat()));
+    backend.transform(mfsdp::detail::add{}, low.flat(), std::span<const T>(extra.flat()));
   };
   if (!drop) add();
-  const T keep = static_cast<T>(drop ? 0 : decay);
-  const T take = static_cast<T>(decay);
-  backend.transform([keep, take](auto& e, const auto& g) { e = keep * e + take * g; }, error.flat(),
+  backend.transform(axpby<T>{static_cast<T>(drop ? 0 : decay), static_cast<T>(decay)}, error.flat(),
                     gradient.flat());
   lift<B, T>(backend, static_cast<T>(-decay), basis, low, T(1), error);
   if (drop) add();

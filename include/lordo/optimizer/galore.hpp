@@ -24,6 +24,17 @@
 
 namespace lordo::inline MFSDP_ABI {
 
+namespace detail {
+
+// Decays what the step has left.
+template <class T>
+struct step_then_decay {
+  T keep, by;
+  MFSDP_HOST_DEVICE void operator()(auto& w, const auto& e) const { w = keep * (w - by * e); }
+};
+
+}  // namespace detail
+
 // GaLore under data parallelism, on a matrix X (p x q) with mean gradient G, step t = 1, 2, ...;
 // project and lift as in subspace.hpp, M and V the moments (r x q or p x r):
 //
@@ -155,9 +166,8 @@ struct galore {
     const double rate = learning_rate * context.learning_rate_scale;
     const T by =
         static_cast<T>(rate * scale * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)));
-    const T keep = static_cast<T>(1 - rate * weight_decay);
-    const detail::adam_kernel<T> adam(beta1, beta2, epsilon);
-    const auto take_step = [=](auto& w, const auto& e) { w = keep * (w - by * e); };
+    const auto adam = detail::adam_kernel<T>::of(beta1, beta2, epsilon);
+    const detail::step_then_decay<T> take_step{static_cast<T>(1 - rate * weight_decay), by};
     if (!low_rank(shape)) {
       // The mean gradient is not needed any more, so the direction takes its place.
       backend.transform(adam, state[1], state[2], state[4]);

@@ -20,9 +20,33 @@
 #include "lordo/subspace.hpp"
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace lordo::inline MFSDP_ABI {
+
+namespace detail {
+
+// Adam's step at full size.
+template <class T>
+struct adam_step {
+  adam_kernel<T> adam;
+  T keep, by;
+  MFSDP_HOST_DEVICE void operator()(auto& w, auto& m, auto& v, auto& g) const {
+    adam(m, v, g);
+    w = keep * w - by * g;
+  }
+};
+
+template <class T>
+struct sum_with {
+  T factor;
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& g, const auto& m) const {
+    to = g + factor * m;
+  }
+};
+
+}  // namespace detail
 
 // LDAdam under data parallelism, on a matrix X (p x q) with mean gradient G, step t = 1, 2, ...;
 // project, lift and the rotation of moments as in subspace.hpp, M and V the moments (r x q or
@@ -118,7 +142,7 @@ struct ldadam {
                   std::type_identity_t<matrix_view<const T>> gradient,
                   const mfsdp::update_context<T>&, int) const {
     if (feedback && low_rank(parameter.shape())) {
-      backend.transform([](auto& e, const auto& g) { e = e + g; }, state[3], gradient.flat());
+      backend.transform(mfsdp::detail::add{}, state[3], gradient.flat());
     } else {
       backend.copy(gradient.flat(), state[3]);
     }
@@ -137,13 +161,8 @@ struct ldadam {
     const T keep = static_cast<T>(1 - rate * weight_decay);
     const T by = static_cast<T>(rate);
     if (!low_rank(shape)) {
-      const auto step = adam_at<T>(context.step);
-      backend.transform(
-          [=](auto& w, auto& m, auto& v, auto& g) {
-            step(m, v, g);
-            w = keep * w - by * g;
-          },
-          parameter.flat(), state[1], state[2], state[3]);
+      backend.transform(detail::adam_step<T>{adam_at<T>(context.step), keep, by}, parameter.flat(),
+                        state[1], state[2], state[3]);
       return;
     }
 
@@ -183,15 +202,13 @@ struct ldadam {
     backend.copy(next.flat(), basis.flat());
     if (feedback) {
       const matrix_view<T> taken(workspace.rest().data(), low.shape());
-      backend.transform([carry](auto& to, const auto& g, const auto& m) { to = g + carry * m; },
-                        taken.flat(), low.flat(), first.flat());
+      backend.transform(detail::sum_with<T>{carry}, taken.flat(), low.flat(), first.flat());
       lift<B, T>(backend, T(-1), basis, taken, T(1), residual);
     }
 
     backend.transform(adam_at<T>(context.step), first.flat(), second.flat(), low.flat());
     lift<B, T>(backend, T(1), basis, low, T(0), full);
-    backend.transform([keep, by](auto& w, const auto& e) { w = keep * w - by * e; },
-                      parameter.flat(), full.flat());
+    backend.transform(mfsdp::detail::descend<T>{keep, by}, parameter.flat(), full.flat());
   }
 
  private:
@@ -201,7 +218,7 @@ struct ldadam {
   template <class T>
   [[nodiscard]] detail::adam_kernel<T> adam_at(std::int64_t step) const {
     const double t = static_cast<double>(step);
-    detail::adam_kernel<T> kernel(beta1, beta2, epsilon);
+    auto kernel = detail::adam_kernel<T>::of(beta1, beta2, epsilon);
     kernel.momentum = static_cast<T>(1 / (1 - std::pow(beta1, t)));
     kernel.unbias = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
     return kernel;

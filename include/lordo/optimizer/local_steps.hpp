@@ -19,6 +19,20 @@
 
 namespace lordo::inline MFSDP_ABI {
 
+namespace detail {
+
+struct subtract {
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x - y; }
+};
+
+struct add_difference {
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& x, const auto& from) const {
+    to = to + (x - from);
+  }
+};
+
+}  // namespace detail
+
 // `local_steps{.inner = mfsdp::muon{}, .periods = {.parameters = 32}}`: every site steps by itself
 // under the rule of `inner`. At a sync, after the step,
 //
@@ -167,9 +181,8 @@ struct local_steps {
       if (!syncs(context) || !factors(parameter.shape())) return;
       exchange.contribute(backend, exchange_part(states), parameter.shape(), context.workspace,
                           round, [&](std::span<T> a) {
-                            backend.transform([](auto& to, const auto& x,
-                                                 const auto& from) { to = to + (x - from); },
-                                              a, parameter.flat(), states[anchor_at]);
+                            backend.transform(detail::add_difference{}, a, parameter.flat(),
+                                              states[anchor_at]);
                           });
     }
   }
@@ -191,7 +204,7 @@ struct local_steps {
         }
       }
       if (delta.data() == parameter.data()) {
-        backend.transform([](auto& x, const auto& a) { x = x - a; }, delta.flat(), anchor);
+        backend.transform(detail::subtract{}, delta.flat(), anchor);
       }
       outer.step(backend, detail::part<outer_at, outer_states>(states), anchor, delta.flat());
       backend.copy(anchor, parameter.flat());

@@ -299,10 +299,9 @@ struct low_rank {
     moments.take(backend, context.step, {},
                  subspace_step<T>{g, first_state, second_state, denominator}, cutter.rest());
     const double rate = learning_rate * context.learning_rate_scale;
-    const T by = static_cast<T>(rate * moments.scale(shape));
-    const T keep = static_cast<T>(1 - rate * weight_decay);
-    backend.transform([keep, by](auto& x, const auto& u) { x = keep * x - by * u; },
-                      parameter.flat(), std::span<const T>(g.flat()));
+    const mfsdp::detail::descend<T> step{static_cast<T>(1 - rate * weight_decay),
+                                         static_cast<T>(rate * moments.scale(shape))};
+    backend.transform(step, parameter.flat(), std::span<const T>(g.flat()));
   }
 };
 

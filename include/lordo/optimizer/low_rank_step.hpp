@@ -17,9 +17,33 @@
 #include "lordo/projector/svd.hpp"
 #include "lordo/subspace.hpp"
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace lordo::inline MFSDP_ABI::detail {
+
+// The change of a parameter since its anchor, but for what decay towards zero of the anchor moved.
+template <class T>
+struct undecayed_change {
+  T decayed;
+  MFSDP_HOST_DEVICE void operator()(auto& delta, const auto& x, const auto& a) const {
+    delta = (x - a) + decayed * a;
+  }
+};
+
+template <class T>
+struct add_number {
+  T number;
+  MFSDP_HOST_DEVICE void operator()(auto& x) const { x = x + number; }
+};
+
+template <class T>
+struct descend_with_anchor {
+  T lose, by;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& a, const auto& u) const {
+    x = x - lose * a - by * u;
+  }
+};
 
 // How the workspace of a rule is cut: `rest` serves an update, `new_basis` and what follows a
 // change of basis, which may be part of an update that has not used `rest` yet.
@@ -103,9 +127,8 @@ class low_rank_step {
         backend_.copy(std::span<const T>(decay_sum_), std::span<T>(&decayed, 1));
         backend_.fill(decay_sum_, T(0));
       }
-      backend_.transform(
-          [decayed](auto& delta, const auto& x, const auto& a) { delta = (x - a) + decayed * a; },
-          scratch_.gradient.flat(), read(parameter_), std::span<const T>(anchor_));
+      backend_.transform(undecayed_change<T>{decayed}, scratch_.gradient.flat(), read(parameter_),
+                         std::span<const T>(anchor_));
       backend_.copy(parameter_.flat(), anchor_);
     }
     find_basis(rule_.projector, scratch_.gradient);
@@ -187,13 +210,11 @@ class low_rank_step {
     const T lose = static_cast<T>(rate * rule_.weight_decay);
     if (decay_sum_.empty()) {
       const T keep = static_cast<T>(1 - rate * rule_.weight_decay);
-      backend_.transform([keep, by](auto& x, const auto& u) { x = keep * x - by * u; },
-                         parameter_.flat(), read(direction));
+      backend_.transform(mfsdp::detail::descend<T>{keep, by}, parameter_.flat(), read(direction));
     } else {
-      backend_.transform([lose](auto& sum) { sum = sum + lose; }, decay_sum_);
-      backend_.transform(
-          [lose, by](auto& x, const auto& a, const auto& u) { x = x - lose * a - by * u; },
-          parameter_.flat(), std::span<const T>(anchor_), read(direction));
+      backend_.transform(add_number<T>{lose}, decay_sum_);
+      backend_.transform(descend_with_anchor<T>{lose, by}, parameter_.flat(),
+                         std::span<const T>(anchor_), read(direction));
     }
   }
 
@@ -204,8 +225,7 @@ class low_rank_step {
     if (is_first ? !rule_.decomposes_first_gradient() : !opens_round) return;
     backend_.copy(scratch_.gradient.flat(), scratch_.other.flat());
     if (rule_.feedback_in_use() != error_feedback::none) {
-      backend_.transform([](auto& a, const auto& e) { a = a + e; }, scratch_.other.flat(),
-                         read(error_));
+      backend_.transform(mfsdp::detail::add{}, scratch_.other.flat(), read(error_));
     }
     if (is_first) {  // no moments to rotate yet
       find_basis(svd{}, scratch_.other);

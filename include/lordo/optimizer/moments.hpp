@@ -48,15 +48,49 @@ struct step_mix {
 
 namespace detail {
 
-// max(x, bound); x is a scalar or an array with the interface of Eigen's.
+// max(x, bound); x and bound are scalars or arrays with the interface of Eigen's.
 template <class X, class T>
-[[nodiscard]] auto at_least(const X& x, T bound) {
+[[nodiscard]] MFSDP_HOST_DEVICE auto at_least(const X& x, const T& bound) {
   if constexpr (std::is_arithmetic_v<X>) {
-    return std::max(x, bound);
+    return x < bound ? bound : x;
   } else {
     return (x.max)(bound);
   }
 }
+
+template <class T>
+struct at_least_part_of {
+  T part;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& whole) const {
+    x = at_least(x, part * whole);
+  }
+};
+
+template <class T>
+struct inverse_times {
+  T factor;
+  MFSDP_HOST_DEVICE void operator()(auto& x) const { x = factor / x; }
+};
+
+struct multiply_by {
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x * y; }
+};
+
+// The momentum takes g, which becomes a mix of both.
+template <class T>
+struct mixed_momentum {
+  T keep, take, momentum, fresh;
+  MFSDP_HOST_DEVICE void operator()(auto& g, auto& u) const {
+    u = keep * u + take * g;
+    g = momentum * u + fresh * g;
+  }
+};
+
+template <class T>
+struct scaled_by_root {
+  T root;
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& from) const { to = (root * from) * root; }
+};
 
 }  // namespace detail
 
@@ -105,7 +139,7 @@ struct adam_moments {
   template <mfsdp::Backend B, class T>
   void take(B& backend, std::int64_t t, step_mix mix, const subspace_step<T>& x,
             std::span<T>) const {
-    detail::adam_kernel<T> kernel(beta1, beta2, epsilon);
+    auto kernel = detail::adam_kernel<T>::of(beta1, beta2, epsilon);
     kernel.momentum = static_cast<T>(mix.momentum / correction(beta1, t));
     kernel.gradient = static_cast<T>(mix.gradient);
     kernel.unbias = static_cast<T>(1 / std::sqrt(correction(beta2, t)));
@@ -136,22 +170,21 @@ struct adam_moments {
             left ? x.denominator : col(rank), d);
     const bool full = denominator == denominator_mean::full;
     if (full || denominator_floor > 0) {
-      // The mean of the means, through one number on the host.
+      // The mean of the means, in `to` as long as nothing else is there, and as often as d is long.
       const matrix_view<T> mean(to.data(), 1, 1);
+      const matrix_view<T> means(to.data() + axis, axis, 1);
       product(1.0 / static_cast<double>(axis), row(axis), {d.data(), axis, 1}, mean);
-      T number;
-      backend.copy(std::span<const T>(mean.flat()), std::span<T>(&number, 1));
-      const T least = static_cast<T>(denominator_floor) * number;
+      product(1, col(axis), mean, means);
       if (full) {
-        backend.fill(d.flat(), number);
+        backend.copy(means.flat(), d.flat());
       } else {
-        backend.transform([least](auto& e) { e = detail::at_least(e, least); }, d.flat());
+        backend.transform(detail::at_least_part_of<T>{static_cast<T>(denominator_floor)}, d.flat(),
+                          means.flat());
       }
     }
-    const T by = static_cast<T>(weight);
-    backend.transform([by](auto& e) { e = by / e; }, d.flat());
+    backend.transform(detail::inverse_times<T>{static_cast<T>(weight)}, d.flat());
     product(1, left ? col(to.rows()) : d, left ? d : row(to.cols()), to);
-    backend.transform([](auto& e, const auto& s) { e = e * s; }, to.flat(), term.flat());
+    backend.transform(detail::multiply_by{}, to.flat(), term.flat());
   }
 
   template <mfsdp::Backend B, class T>
@@ -209,16 +242,11 @@ struct orthogonal_moments {
   template <mfsdp::Backend B, class T>
   void take(B& backend, std::int64_t, step_mix mix, const subspace_step<T>& x,
             std::span<T> workspace) const {
-    const T keep = static_cast<T>(beta1);
-    const T take = static_cast<T>(1 - beta1);
-    const T momentum = static_cast<T>(mix.momentum);
-    const T fresh = static_cast<T>(mix.gradient);
-    backend.transform(
-        [=](auto& g, auto& u) {
-          u = keep * u + take * g;
-          g = momentum * u + fresh * g;
-        },
-        x.g.flat(), x.first.flat());
+    const detail::mixed_momentum<T> step{.keep = static_cast<T>(beta1),
+                                         .take = static_cast<T>(1 - beta1),
+                                         .momentum = static_cast<T>(mix.momentum),
+                                         .fresh = static_cast<T>(mix.gradient)};
+    backend.transform(step, x.g.flat(), x.first.flat());
     mfsdp::newton_schulz(backend, x.g, orthogonalization, workspace);
   }
 
@@ -232,8 +260,7 @@ struct orthogonal_moments {
     const double side = static_cast<double>(std::min(to.rows(), to.cols()));
     const double norm = std::max(x.norm, 0.1 * x.whole_norm * std::sqrt(rank / side));
     const T root = static_cast<T>(norm > 0 ? std::sqrt(weight * std::sqrt(rank) / norm) : 0.0);
-    backend.transform([root](auto& e, const auto& s) { e = (root * s) * root; }, to.flat(),
-                      term.flat());
+    backend.transform(detail::scaled_by_root<T>{root}, to.flat(), term.flat());
   }
 
   template <mfsdp::Backend B, class T>

@@ -9,6 +9,7 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/kernel.hpp"
 
 namespace lordo::inline MFSDP_ABI {
 
@@ -29,9 +30,22 @@ struct outer_average {
   template <mfsdp::Backend B, class T>
   void step(B& backend, const std::array<std::span<T>, 0>&, std::span<T> anchor,
             std::type_identity_t<std::span<const T>> delta) const {
-    backend.transform([](auto& a, const auto& d) { a = a + d; }, anchor, delta);
+    backend.transform(mfsdp::detail::add{}, anchor, delta);
   }
 };
+
+namespace detail {
+
+template <class T>
+struct nesterov_step {
+  T keep, rate;
+  MFSDP_HOST_DEVICE void operator()(auto& a, auto& v, const auto& d) const {
+    v = keep * v + d;
+    a = a + rate * (d + keep * v);
+  }
+};
+
+}  // namespace detail
 
 // SGD with Nesterov's momentum on the outer gradient -D, in the form of torch.optim.SGD:
 //
@@ -70,14 +84,9 @@ struct outer_nesterov {
   template <mfsdp::Backend B, class T>
   void step(B& backend, const std::array<std::span<T>, 1>& state, std::span<T> anchor,
             std::type_identity_t<std::span<const T>> delta) const {
-    const T keep = static_cast<T>(momentum);
-    const T rate = static_cast<T>(learning_rate);
     backend.transform(
-        [keep, rate](auto& a, auto& v, const auto& d) {
-          v = keep * v + d;
-          a = a + rate * (d + keep * v);
-        },
-        anchor, state[0], delta);
+        detail::nesterov_step<T>{static_cast<T>(momentum), static_cast<T>(learning_rate)}, anchor,
+        state[0], delta);
   }
 };
 

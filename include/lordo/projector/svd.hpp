@@ -14,6 +14,16 @@
 
 namespace lordo::inline MFSDP_ABI {
 
+namespace detail {
+
+template <class T>
+struct scaled_copy {
+  T factor;
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& from) const { to = factor * from; }
+};
+
+}  // namespace detail
+
 // The r leading left singular vectors of the signal S (right ones on the right side), largest
 // first, each with its entry of largest magnitude positive. They come from the eigenvectors of the
 // smaller Gram matrix, followed by one power step, which takes the error of the span from
@@ -56,8 +66,7 @@ struct svd {
     backend.copy(old_basis.flat(), new_basis.flat());
     const T scale = detail::inverse_norm<T>(backend, signal);
     if (scale == T(0)) return;
-    backend.transform([scale](auto& to, const auto& from) { to = scale * from; }, scaled.flat(),
-                      signal.flat());
+    backend.transform(detail::scaled_copy<T>{scale}, scaled.flat(), signal.flat());
 
     // Of S S^T + 8 eps B_old^T B_old: among directions of no meaning, the old ones come first.
     const T eps = std::numeric_limits<T>::epsilon();

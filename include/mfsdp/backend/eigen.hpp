@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "mfsdp/concepts.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/precision.hpp"
 
 #if defined(EIGEN_HAS_OPENMP) && !defined(EIGEN_DONT_PARALLELIZE)
@@ -58,6 +59,8 @@ class host_buffer {
 // are safe.
 class eigen_backend {
  public:
+  static constexpr bool host_memory = true;
+
   template <class T>
   [[nodiscard]] host_buffer<T> allocate(index_t elements) const {
     return host_buffer<T>(elements);
@@ -126,7 +129,7 @@ class eigen_backend {
   void scale_rows(std::type_identity_t<std::span<const T>> factors, matrix_view<T> a) const {
     for (index_t i = 0; i < a.rows(); ++i) {
       const T factor = factors[static_cast<std::size_t>(i)];
-      transform([factor](auto& x) { x = factor * x; }, slice(a.flat(), i * a.cols(), a.cols()));
+      transform(detail::scale_by<T>{factor}, slice(a.flat(), i * a.cols(), a.cols()));
     }
   }
 
@@ -218,6 +221,12 @@ class eigen_backend {
         padded);
   }
 
+  template <class Kernel, class S, class... T>
+  void transform_by_sum(const Kernel& kernel, std::span<S> summed, std::span<T>... x) const {
+    const double sum = sum_of_squares(summed);
+    transform([&kernel, &sum](auto&... each) { kernel(sum, each...); }, x...);
+  }
+
   // The sum of squares in double: blocks of block_elements, each summed in eight fixed lanes, added
   // in order. Neither alignment nor the compiler's vectorisation changes a bit for float and less.
   template <class T>
@@ -285,7 +294,7 @@ class eigen_backend {
   }
 };
 
-static_assert(DecomposingBackend<eigen_backend>);
+static_assert(DecomposingBackend<eigen_backend> && HostMemory<eigen_backend>);
 static_assert(ConvertingBackend<eigen_backend, bfloat16> &&
               ConvertingBackend<eigen_backend, float16>);
 

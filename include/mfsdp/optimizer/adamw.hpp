@@ -10,9 +10,37 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
-#include "mfsdp/optimizer/kernel.hpp"
+#include "mfsdp/kernel.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
+
+namespace detail {
+
+// Decoupled decay is in `keep`, that of a penalty in `penalty`.
+template <class T>
+struct adamw_step {
+  T keep1, take1, keep2, take2, step, unbias, floor, keep, penalty;
+  MFSDP_HOST_DEVICE void operator()(auto& w, auto& m, auto& v, const auto& g) const {
+    using std::sqrt;
+    const auto e = g + penalty * w;
+    m = keep1 * m + take1 * e;
+    v = keep2 * v + take2 * e * e;
+    w = keep * w - step * m / (unbias * sqrt(v) + floor);
+  }
+};
+
+template <class T>
+struct cautious_adamw_step {
+  T keep1, take1, keep2, take2, step, unbias, floor, lose;
+  MFSDP_HOST_DEVICE void operator()(auto& w, auto& m, auto& v, const auto& g) const {
+    using std::sqrt;
+    m = keep1 * m + take1 * g;
+    v = keep2 * v + take2 * g * g;
+    w = w - lose * w * nonnegative(w * m) - step * m / (unbias * sqrt(v) + floor);
+  }
+};
+
+}  // namespace detail
 
 // How weight decay enters.
 enum class adam_decay {
@@ -67,27 +95,15 @@ struct adamw {
     const T step = static_cast<T>(rate / (1 - std::pow(beta1, t)));
     const T unbias = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
     const T floor = static_cast<T>(epsilon);
-    const T lose = static_cast<T>(rate * weight_decay);
     if (decay == adam_decay::cautious) {
-      backend.transform(
-          [=](auto& w, auto& m, auto& v, const auto& g) {
-            using std::sqrt;
-            m = keep1 * m + take1 * g;
-            v = keep2 * v + take2 * g * g;
-            w = w - lose * w * nonnegative(w * m) - step * m / (unbias * sqrt(v) + floor);
-          },
-          parameter.flat(), state[0], state[1], gradient.flat());
+      backend.transform(detail::cautious_adamw_step<T>{keep1, take1, keep2, take2, step, unbias,
+                                                       floor, static_cast<T>(rate * weight_decay)},
+                        parameter.flat(), state[0], state[1], gradient.flat());
     } else {
       const T penalty = static_cast<T>(decay == adam_decay::l2 ? weight_decay : 0);
       const T keep = static_cast<T>(decay == adam_decay::l2 ? 1 : 1 - rate * weight_decay);
       backend.transform(
-          [=](auto& w, auto& m, auto& v, const auto& g) {
-            using std::sqrt;
-            const auto e = g + penalty * w;
-            m = keep1 * m + take1 * e;
-            v = keep2 * v + take2 * e * e;
-            w = keep * w - step * m / (unbias * sqrt(v) + floor);
-          },
+          detail::adamw_step<T>{keep1, take1, keep2, take2, step, unbias, floor, keep, penalty},
           parameter.flat(), state[0], state[1], gradient.flat());
     }
   }

@@ -12,9 +12,33 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/optimizer/muon_form.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
+
+namespace detail {
+
+// A sum of squares becomes the inverse of its root.
+template <class T>
+struct inverse_root {
+  T floor;
+  MFSDP_HOST_DEVICE void operator()(auto& x) const {
+    using std::sqrt;
+    x = T(1) / (sqrt(x) + floor);
+  }
+};
+
+template <class T>
+struct chaotic_map {
+  T shift;
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& from) const {
+    using std::sin;
+    to = sin(T(37) * shift * from + shift);
+  }
+};
+
+}  // namespace detail
 
 // On a matrix W (m x n, outputs x inputs) with gradient G and rank r, at most min(m, n). All
 // factors are kept by rows: P is r x m, Q and R are r x n.
@@ -78,7 +102,7 @@ struct dion {
     const matrix_view<T> basis(state[1].data(), r, parameter.cols());
 
     if (backend.sum_of_squares(basis.flat()) == 0) scatter(backend, basis.flat());
-    backend.transform([](auto& m, const auto& g) { m = m + g; }, residual.flat(), gradient.flat());
+    backend.transform(detail::add{}, residual.flat(), gradient.flat());
     backend.multiply(T(1), basis, transpose::no, residual, transpose::yes, T(0), left, left);
     backend.orthonormalize_rows(left);
     backend.multiply(T(1), left, transpose::no, residual, transpose::no, T(0), basis, basis);
@@ -86,12 +110,7 @@ struct dion {
                      residual, residual);
 
     backend.row_sums_of_squares(basis, factors);
-    backend.transform(
-        [](auto& f) {
-          using std::sqrt;
-          f = T(1) / (sqrt(f) + T(1e-8));
-        },
-        factors);
+    backend.transform(detail::inverse_root<T>{T(1e-8)}, factors);
     backend.scale_rows(factors, basis);
     backend.multiply(T(1), left, transpose::yes, basis, transpose::no, T(0), direction, direction);
 
@@ -115,12 +134,8 @@ struct dion {
     T shift = 1;
     for (std::size_t filled = 1; filled < x.size(); filled *= 2, shift += 1) {
       const std::size_t count = std::min(filled, x.size() - filled);
-      backend.transform(
-          [shift](auto& to, const auto& from) {
-            using std::sin;
-            to = sin(T(37) * shift * from + shift);
-          },
-          x.subspan(filled, count), std::span<const T>(x.first(count)));
+      backend.transform(detail::chaotic_map<T>{shift}, x.subspan(filled, count),
+                        std::span<const T>(x.first(count)));
     }
   }
 };

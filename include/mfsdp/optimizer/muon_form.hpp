@@ -10,7 +10,7 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
-#include "mfsdp/optimizer/kernel.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/optimizer/newton_schulz.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
@@ -92,21 +92,34 @@ inline void check_muon(std::string_view name, double momentum, const muon_form& 
   }
 }
 
+// The momentum takes g; e becomes a mix of both.
+template <class T>
+struct momentum_step {
+  T keep, take, ahead_keep, ahead_take;
+  MFSDP_HOST_DEVICE void operator()(auto& m, auto& e, const auto& g) const {
+    m = keep * m + take * g;
+    e = ahead_keep * m + ahead_take * g;
+  }
+};
+
+template <class T>
+struct cautious_descend {
+  T lose, by;
+  MFSDP_HOST_DEVICE void operator()(auto& w, const auto& e) const {
+    w = w - lose * w * nonnegative(w * e) - by * e;
+  }
+};
+
 // The momentum takes the gradient; x becomes what is to be orthogonalised.
 template <Backend B, class T>
 void take_gradient(B& backend, const muon_form& form, double momentum, std::span<T> state,
                    std::type_identity_t<std::span<const T>> gradient, std::span<T> x) {
   const double weight = form.momentum == momentum_rule::ema ? 1 - momentum : 1;
-  const T keep = static_cast<T>(momentum);
-  const T take = static_cast<T>(weight);
-  const T ahead_keep = static_cast<T>(form.nesterov ? momentum : 1);
-  const T ahead_take = static_cast<T>(form.nesterov ? weight : 0);
-  backend.transform(
-      [=](auto& m, auto& e, const auto& g) {
-        m = keep * m + take * g;
-        e = ahead_keep * m + ahead_take * g;
-      },
-      state, x, gradient);
+  const momentum_step<T> step{.keep = static_cast<T>(momentum),
+                              .take = static_cast<T>(weight),
+                              .ahead_keep = static_cast<T>(form.nesterov ? momentum : 1),
+                              .ahead_take = static_cast<T>(form.nesterov ? weight : 0)};
+  backend.transform(step, state, x, gradient);
 }
 
 // W <- W - decay W, where the rule says so, - step X.
@@ -115,13 +128,9 @@ void apply_update(B& backend, decay_rule rule, double decay, double step, std::s
                   std::type_identity_t<std::span<const T>> x) {
   const T by = static_cast<T>(step);
   if (rule == decay_rule::plain) {
-    const T keep = static_cast<T>(1 - decay);
-    backend.transform([keep, by](auto& w, const auto& e) { w = keep * w - by * e; }, parameter, x);
+    backend.transform(descend<T>{static_cast<T>(1 - decay), by}, parameter, x);
   } else {
-    const T lose = static_cast<T>(decay);
-    backend.transform(
-        [lose, by](auto& w, const auto& e) { w = w - lose * w * nonnegative(w * e) - by * e; },
-        parameter, x);
+    backend.transform(cautious_descend<T>{static_cast<T>(decay), by}, parameter, x);
   }
 }
 

@@ -90,6 +90,38 @@ namespace detail {
   return steps == 0 ? 0 : 1 + steps / 3;
 }
 
+// x / divisor of the sum of squares of all x, as a root applied twice, since the inverse itself may
+// be too small for T.
+template <class T>
+struct normalize {
+  double safety;
+  double epsilon;
+  epsilon_rule rule;
+
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& x) const {
+    const T by = root(sum);
+    x = (x * by) * by;
+  }
+  MFSDP_HOST_DEVICE void operator()(const double& sum, auto& to, const auto& from) const {
+    const T by = root(sum);
+    to = (from * by) * by;
+  }
+
+ private:
+  MFSDP_HOST_DEVICE T root(double sum) const {
+    using std::sqrt;
+    const double norm = safety * sqrt(sum);
+    const double larger = norm < epsilon ? epsilon : norm;
+    return static_cast<T>(sqrt(1 / (rule == epsilon_rule::add ? norm + epsilon : larger)));
+  }
+};
+
+template <class T>
+struct add_scaled {
+  T factor;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x + factor * y; }
+};
+
 }  // namespace detail
 
 // Scratch elements of one call: a matrix and two, in the Gram form four, of its smaller side.
@@ -154,18 +186,14 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
     std::swap(now, next);
   };
 
-  // As a root applied twice, since the inverse itself may be too small for T. An odd number of
-  // exchanges of now and next starts in the workspace and so ends in x.
-  const double norm = options.safety * std::sqrt(backend.sum_of_squares(x.flat()));
-  const double divisor =
-      options.rule == epsilon_rule::add ? norm + options.epsilon : std::max(norm, options.epsilon);
-  const T root = static_cast<T>(std::sqrt(1 / divisor));
+  // An odd number of exchanges of now and next starts in the workspace and so ends in x.
+  const detail::normalize<T> normalize{options.safety, options.epsilon, options.rule};
+  const std::span<const T> given = x.flat();
   const int exchanges = gram_form ? detail::gram_stretches(options.steps) : options.steps;
   if (exchanges % 2 == 0) {
-    backend.transform([root](auto& e) { e = (e * root) * root; }, x.flat());
+    backend.transform_by_sum(normalize, given, x.flat());
   } else {
-    backend.transform([root](auto& to, const auto& from) { to = (from * root) * root; },
-                      next.flat(), std::span<const T>(x.flat()));
+    backend.transform_by_sum(normalize, given, next.flat(), given);
     std::swap(now, next);
   }
 
@@ -201,8 +229,7 @@ void newton_schulz(B& backend, matrix_view<T> x, const newton_schulz_options& op
       shift = a;
     } else {  // q + shift I <- (q + shift I) (Z + a I)
       symmetric(1, q, z, a, q, product);
-      const T shifted = static_cast<T>(shift);
-      backend.transform([shifted](auto& e, const auto& f) { e = e + shifted * f; }, product.flat(),
+      backend.transform(detail::add_scaled<T>{static_cast<T>(shift)}, product.flat(),
                         std::span<const T>(z.flat()));
       std::swap(q, product);
       shift *= a;

@@ -17,6 +17,21 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
+namespace detail {
+
+// The average of rows' sums of squares; each sum becomes what its row is multiplied by.
+template <class T>
+struct row_factor {
+  T keep, take, floor;
+  MFSDP_HOST_DEVICE void operator()(auto& v, auto& f) const {
+    using std::sqrt;
+    v = keep * v + take * f;
+    f = T(1) / (sqrt(v) + floor);
+  }
+};
+
+}  // namespace detail
+
 // On a matrix W (rows x cols, outputs x inputs), with X orthogonalised as in muon:
 //
 //   V <- b2 V + (1 - b2) mean of X^2 over each row    the second state, one number a row
@@ -73,18 +88,12 @@ struct normuon {
     newton_schulz(backend, direction, form.orthogonalization, workspace.rest());
 
     const double before = std::sqrt(backend.sum_of_squares(direction.flat()));
-    const T keep = static_cast<T>(second_moment_decay);
-    const T take =
-        static_cast<T>((1 - second_moment_decay) / static_cast<double>(parameter.cols()));
-    const T floor = static_cast<T>(epsilon_);
+    const detail::row_factor<T> normalize{
+        .keep = static_cast<T>(second_moment_decay),
+        .take = static_cast<T>((1 - second_moment_decay) / static_cast<double>(parameter.cols())),
+        .floor = static_cast<T>(epsilon_)};
     backend.row_sums_of_squares(direction, factors);
-    backend.transform(
-        [keep, take, floor](auto& v, auto& f) {
-          using std::sqrt;
-          v = keep * v + take * f;
-          f = T(1) / (sqrt(v) + floor);
-        },
-        state[1], factors);
+    backend.transform(normalize, state[1], factors);
     backend.scale_rows(factors, direction);
     const double after = std::sqrt(backend.sum_of_squares(direction.flat()));
 

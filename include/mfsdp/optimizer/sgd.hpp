@@ -12,6 +12,19 @@
 
 namespace mfsdp::inline MFSDP_ABI {
 
+namespace detail {
+
+template <class T>
+struct sgd_step {
+  T keep, decay, by_gradient, by_momentum;
+  MFSDP_HOST_DEVICE void operator()(auto& w, auto& m, const auto& g) const {
+    m = keep * m + g + decay * w;
+    w = w - by_gradient * (g + decay * w) - by_momentum * m;
+  }
+};
+
+}  // namespace detail
+
 // On each element w with gradient g:
 //
 //   g <- g + wd w                      the decay is coupled: a penalty in the loss
@@ -47,16 +60,12 @@ struct sgd {
               const update_context<T>& context) const {
     // Both steps are a g + b m.
     const double rate = learning_rate * context.learning_rate_scale;
-    const T keep = static_cast<T>(momentum);
-    const T decay = static_cast<T>(weight_decay);
-    const T by_gradient = static_cast<T>(nesterov ? rate : 0);
-    const T by_momentum = static_cast<T>(nesterov ? rate * momentum : rate);
-    backend.transform(
-        [=](auto& w, auto& m, const auto& g) {
-          m = keep * m + g + decay * w;
-          w = w - by_gradient * (g + decay * w) - by_momentum * m;
-        },
-        parameter.flat(), state[0], gradient.flat());
+    const detail::sgd_step<T> step{
+        .keep = static_cast<T>(momentum),
+        .decay = static_cast<T>(weight_decay),
+        .by_gradient = static_cast<T>(nesterov ? rate : 0),
+        .by_momentum = static_cast<T>(nesterov ? rate * momentum : rate)};
+    backend.transform(step, parameter.flat(), state[0], gradient.flat());
   }
 };
 

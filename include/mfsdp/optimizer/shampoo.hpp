@@ -13,10 +13,44 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/optimizer/kronecker.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
+
+namespace detail {
+
+// The direction is a mix of the gradient and the average before it takes the gradient.
+template <class T>
+struct filter_gradient {
+  T keep, take, ahead_keep, ahead_take;
+  MFSDP_HOST_DEVICE void operator()(auto& f, auto& d, const auto& g) const {
+    d = ahead_keep * f + ahead_take * g;
+    f = keep * f + take * g;
+  }
+};
+
+template <class T>
+struct adam_direction {
+  T unbias, floor;
+  MFSDP_HOST_DEVICE void operator()(auto& y, const auto& d, const auto& v) const {
+    using std::sqrt;
+    y = d / (unbias * sqrt(v) + floor);
+  }
+};
+
+// An eigenvalue becomes the square root of that of the root.
+template <class T>
+struct root_of_eigenvalue {
+  T by, least, floor, power;
+  MFSDP_HOST_DEVICE void operator()(auto& e) const {
+    using std::pow;
+    e = pow(by * (e - least) + floor, power);
+  }
+};
+
+}  // namespace detail
 
 // Shampoo's directions with the norms of Adam's steps, block by block; b2 and epsilon of the
 // latter.
@@ -176,10 +210,9 @@ struct shampoo {
 
     filter(backend, t, packed, filtered, direction);
     if (graft) {
-      const T keep = static_cast<T>(graft->beta2);
-      const T take = static_cast<T>(detail::new_weight(graft->beta2));
-      backend.transform([keep, take](auto& v, const auto& g) { v = keep * v + take * g * g; },
-                        second_moment, std::span<const T>(packed));
+      const detail::average_square<T> average{static_cast<T>(graft->beta2),
+                                              static_cast<T>(detail::new_weight(graft->beta2))};
+      backend.transform(average, second_moment, std::span<const T>(packed));
     }
 
     for_each_block(shape, [&](const block& b) {
@@ -213,7 +246,7 @@ struct shampoo {
         if (graft) {
           const T factor =
               static_cast<T>(norm / (std::sqrt(backend.sum_of_squares(x.flat())) + 1e-16));
-          backend.transform([factor](auto& e) { e = factor * e; }, x.flat());
+          backend.transform(detail::scale_by<T>{factor}, x.flat());
         }
       } else if (graft) {
         backend.copy(g.flat(), x.flat());
@@ -224,10 +257,8 @@ struct shampoo {
       backend.copy(slice(direction, from, count), slice(packed, at, count));
     });
     const double rate = learning_rate * context.learning_rate_scale;
-    const T decay = static_cast<T>(1 - rate * weight_decay);
-    const T step = static_cast<T>(rate);
-    backend.transform([decay, step](auto& w, const auto& x) { w = decay * w - step * x; },
-                      parameter.flat(), std::span<const T>(packed));
+    const detail::descend<T> step{static_cast<T>(1 - rate * weight_decay), static_cast<T>(rate)};
+    backend.transform(step, parameter.flat(), std::span<const T>(packed));
   }
 
  private:
@@ -266,16 +297,11 @@ struct shampoo {
     }
     const double ahead = beta3.value_or(beta1);
     const double unbias = 1 / (1 - ahead * std::pow(beta1, static_cast<double>(t - 1)));
-    const T keep = static_cast<T>(beta1);
-    const T take = static_cast<T>(1 - beta1);
-    const T ahead_keep = static_cast<T>(unbias * ahead);
-    const T ahead_take = static_cast<T>(unbias * (1 - ahead));
-    backend.transform(
-        [=](auto& f, auto& d, const auto& g) {
-          d = ahead_keep * f + ahead_take * g;
-          f = keep * f + take * g;
-        },
-        filtered, direction, gradient);
+    const detail::filter_gradient<T> step{.keep = static_cast<T>(beta1),
+                                          .take = static_cast<T>(1 - beta1),
+                                          .ahead_keep = static_cast<T>(unbias * ahead),
+                                          .ahead_take = static_cast<T>(unbias * (1 - ahead))};
+    backend.transform(step, filtered, direction, gradient);
   }
 
   template <class B, class T>
@@ -283,12 +309,7 @@ struct shampoo {
                  std::span<const T> second_moment, std::span<T> step) const {
     const T unbias = static_cast<T>(1 / std::sqrt(detail::bias_correction(graft->beta2, t)));
     const T floor = static_cast<T>(graft->epsilon);
-    backend.transform(
-        [=](auto& y, const auto& d, const auto& v) {
-          using std::sqrt;
-          y = d / (unbias * sqrt(v) + floor);
-        },
-        step, direction, second_moment);
+    backend.transform(detail::adam_direction<T>{unbias, floor}, step, direction, second_moment);
   }
 
   // root <- (scale factor + epsilon)^-exponent, as S^T S of S = V with its rows, the eigenvectors,
@@ -305,15 +326,11 @@ struct shampoo {
     T least;
     backend.copy(values.first(1), std::span<T>(&least, 1));
     least = std::min(least, T(0));
-    const T by = static_cast<T>(scale);
-    const T floor = static_cast<T>(epsilon);
-    const T power = static_cast<T>(-exponent_of_root / 2);
-    backend.transform(
-        [=](auto& e) {
-          using std::pow;
-          e = pow(by * (e - least) + floor, power);
-        },
-        values);
+    const detail::root_of_eigenvalue<T> power{.by = static_cast<T>(scale),
+                                              .least = least,
+                                              .floor = static_cast<T>(epsilon),
+                                              .power = static_cast<T>(-exponent_of_root / 2)};
+    backend.transform(power, values);
     backend.scale_rows(values, vectors);
     backend.multiply_symmetric(T(1), vectors, transpose::yes, vectors, transpose::no, T(0), root,
                                root);

@@ -17,10 +17,47 @@
 
 #include "mfsdp/concepts.hpp"
 #include "mfsdp/error.hpp"
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/optimizer/kronecker.hpp"
 #include "mfsdp/workspace.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
+
+namespace detail {
+
+struct product_of {
+  MFSDP_HOST_DEVICE void operator()(auto& to, const auto& a, const auto& b) const { to = a * b; }
+};
+
+// x gets a copy of the average.
+template <class T>
+struct average_twice {
+  T keep, take;
+  MFSDP_HOST_DEVICE void operator()(auto& m, auto& x, const auto& g) const {
+    m = keep * m + take * g;
+    x = m;
+  }
+};
+
+template <class T>
+struct divide_by_size {
+  T floor;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& g) const {
+    using std::abs;
+    x = x / (abs(g) + floor);
+  }
+};
+
+template <class T>
+struct divide_by_root {
+  T scale, floor;
+  MFSDP_HOST_DEVICE void operator()(auto& x, const auto& v) const {
+    using std::sqrt;
+    x = x / (scale * sqrt(v) + floor);
+  }
+};
+
+}  // namespace detail
 
 // In which order a step does its parts, and how a basis follows its factor.
 enum class soap_form {
@@ -234,45 +271,31 @@ struct soap {
 
       backend_.copy(gradient.flat(), x_.flat());
       detail::multiply_sides(backend_, left, transpose::no, x_, right, transpose::yes, scratch_);
-      const T keep2 = static_cast<T>(rule_.beta2);
-      const T take2 = static_cast<T>(detail::new_weight(rule_.beta2));
-      backend_.transform([=](auto& v, const auto& g) { v = keep2 * v + take2 * g * g; },
-                         second_moment_.flat(), std::span<const T>(x_.flat()));
-      const T keep1 = static_cast<T>(rule_.beta1);
-      const T take1 = static_cast<T>(1 - rule_.beta1);
-      backend_.transform(
-          [=](auto& m, auto& x, const auto& g) {
-            m = keep1 * m + take1 * g;
-            x = m;
-          },
-          first_moment_.flat(), x_.flat(), std::span<const T>(gradient.flat()));
+      const detail::average_square<T> average_square{
+          static_cast<T>(rule_.beta2), static_cast<T>(detail::new_weight(rule_.beta2))};
+      backend_.transform(average_square, second_moment_.flat(), std::span<const T>(x_.flat()));
+      const detail::average_twice<T> average{static_cast<T>(rule_.beta1),
+                                             static_cast<T>(1 - rule_.beta1)};
+      backend_.transform(average, first_moment_.flat(), x_.flat(),
+                         std::span<const T>(gradient.flat()));
 
       const double unbias1 = 1 / detail::bias_correction(rule_.beta1, s);
       const double unbias2 = 1 / std::sqrt(detail::bias_correction(rule_.beta2, s));
       const T floor = static_cast<T>(rule_.epsilon);
       if (corrected && s == 1) {
-        backend_.transform(
-            [floor](auto& x, const auto& g) {
-              using std::abs;
-              x = x / (abs(g) + floor);
-            },
-            x_.flat(), std::span<const T>(gradient.flat()));
+        backend_.transform(detail::divide_by_size<T>{floor}, x_.flat(),
+                           std::span<const T>(gradient.flat()));
       } else {
         const T scale = static_cast<T>(reference ? 1 : unbias2);
         detail::multiply_sides(backend_, left, transpose::no, x_, right, transpose::yes, scratch_);
-        backend_.transform(
-            [scale, floor](auto& x, const auto& v) {
-              using std::sqrt;
-              x = x / (scale * sqrt(v) + floor);
-            },
-            x_.flat(), std::span<const T>(second_moment_.flat()));
+        backend_.transform(detail::divide_by_root<T>{scale, floor}, x_.flat(),
+                           std::span<const T>(second_moment_.flat()));
         detail::multiply_sides(backend_, left, transpose::yes, x_, right, transpose::no, scratch_);
       }
 
       const double decay = 1 - rate_ * rule_.weight_decay;
       const double step = rate_ * unbias1 * (reference ? decay / unbias2 : 1);
-      backend_.transform([keep = static_cast<T>(decay), by = static_cast<T>(step)](
-                             auto& w, const auto& x) { w = keep * w - by * x; },
+      backend_.transform(detail::descend<T>{static_cast<T>(decay), static_cast<T>(step)},
                          parameter_.flat(), std::span<const T>(x_.flat()));
     }
 
@@ -323,8 +346,7 @@ struct soap {
       const matrix_view<T> sums(values_.data(), n, 1);
       const matrix_view<T> ones(ones_.data(), n, 1);
       backend_.fill(ones.flat(), T(1));
-      backend_.transform([](auto& e, const auto& b, const auto& p) { e = b * p; }, terms.flat(),
-                         basis.flat(), products.flat());
+      backend_.transform(detail::product_of{}, terms.flat(), basis.flat(), products.flat());
       backend_.multiply(T(1), terms, transpose::no, ones, transpose::no, T(0), sums, sums);
 
       std::vector<T> quotients(static_cast<std::size_t>(n));

@@ -50,7 +50,7 @@ template <class B, class T>
 [[nodiscard]] std::uint64_t bits_hash(B& backend, std::span<T> values, index_t first) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4);
   using element = std::remove_const_t<T>;
-  std::vector<element> host(static_cast<std::size_t>(std::min(widened_part, std::ssize(values))));
+  std::vector<element> host(part_of(std::ssize(values)));
   std::uint64_t sum = 0;
   for_each_part(std::ssize(values), widened_part, [&](index_t at, index_t count) {
     const std::span<element> part = slice(std::span(host), 0, count);

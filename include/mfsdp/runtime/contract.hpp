@@ -138,6 +138,9 @@ struct check_backend {
   static_assert(backend_multiply_symmetric<B>,
                 "mfsdp: Backend lacks 'multiply_symmetric(alpha, a, op_a, b, op_b, beta, c, d)'");
   static_assert(backend_transform<B>, "mfsdp: Backend lacks 'transform(kernel, spans...)'");
+  static_assert(backend_transform_by_sum<B>,
+                "mfsdp: Backend lacks 'transform_by_sum(kernel, std::span<const T> summed, "
+                "spans...)'");
   static_assert(backend_sum_of_squares<B>,
                 "mfsdp: Backend lacks 'double sum_of_squares(std::span<const T>)'");
 };

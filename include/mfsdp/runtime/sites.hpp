@@ -366,10 +366,7 @@ class site_exchange {
 
   struct divided {
     float by;
-    template <class A, class B>
-    void operator()(A& mean, const B& sum) const {
-      mean = sum / by;
-    }
+    MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
   };
 
   void finish(const message& then, std::span<contribution> all, slot& in) {

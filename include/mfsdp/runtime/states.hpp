@@ -466,8 +466,7 @@ class optimizer_states {
   }
 
   struct difference {
-    template <class A, class B>
-    void operator()(A& before, const B& after) const {
+    MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
       before = after - before;
     }
   };

@@ -16,6 +16,11 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 // Long tensors are converted in parts of this size, so that scratch stays small.
 inline constexpr index_t widened_part = 64 * static_cast<index_t>(block_elements);
 
+// Of a buffer for one part of so many elements at a time.
+[[nodiscard]] constexpr std::size_t part_of(index_t elements) {
+  return static_cast<std::size_t>(std::min(widened_part, elements));
+}
+
 // Calls f(first, count) for the parts of a range.
 template <class F>
 void for_each_part(index_t elements, index_t part, F&& f) {

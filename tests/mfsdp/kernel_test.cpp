@@ -1,4 +1,4 @@
-#include "mfsdp/optimizer/kernel.hpp"
+#include "mfsdp/kernel.hpp"
 
 #include <doctest/doctest.h>
 
