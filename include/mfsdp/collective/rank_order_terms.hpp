@@ -32,7 +32,7 @@ struct rank_order_terms {
     for (int place = 0; place + 1 < ranks; ++place) {
       visit(others + place * stride, count, touch::read);
     }
-    visit(out, count, add ? touch::update : touch::write);
+    visit(out, count, touch::write);
   }
 
  private:

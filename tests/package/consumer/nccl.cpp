@@ -11,7 +11,8 @@ int main() {
     mfsdp::nccl_world world;  // under torchrun or srun
     world.run([&](mfsdp::nccl_collective comm) {
       const mfsdp::cuda_backend backend(comm.device(), comm.compute_stream());
-      mfsdp::sharded_model model{spec, comm, mfsdp::owner_placement{}, mfsdp::muon{}, backend};
+      mfsdp::sharded_model model{
+          spec, comm, mfsdp::owner_placement{}, mfsdp::muon{}, mfsdp::model_options{}, backend};
       if (comm.rank() == 0) fmt::print("mfsdp {} on {} GPUs\n", MFSDP_VERSION, comm.size());
     });
   } catch (const std::exception& e) {
