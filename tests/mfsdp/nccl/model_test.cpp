@@ -1,10 +1,7 @@
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <span>
-#include <string>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "mfsdp/mfsdp.hpp"
@@ -14,7 +11,6 @@
 namespace nccl_model_test {
 
 using namespace mfsdp;
-using mfsdp_test::backend_of;
 using mfsdp_test::emulated_gpus;
 using mfsdp_test::tight_options;
 
