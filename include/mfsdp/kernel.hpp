@@ -28,6 +28,19 @@ struct add {
   MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x + y; }
 };
 
+// What a step has changed.
+struct difference {
+  MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
+    before = after - before;
+  }
+};
+
+template <class T>
+struct divided {
+  T by;
+  MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
+};
+
 template <class T>
 struct scale_by {
   T factor;

@@ -7,5 +7,9 @@ namespace mfsdp::inline MFSDP_ABI::cuda {
 
 template struct kernel<elementwise<mfsdp_test::sample_step<float>, float, 3>>;
 template struct kernel<elementwise<mfsdp_test::sample_step<double>, double, 3>>;
+template struct kernel<elementwise<with_sum<mfsdp_test::sample_share<float>>, float, 1>>;
+template struct kernel<elementwise<with_sum<mfsdp_test::sample_share<float>>, float, 2>>;
+template struct kernel<elementwise<with_sum<mfsdp_test::sample_share<double>>, double, 1>>;
+template struct kernel<elementwise<with_sum<mfsdp_test::sample_share<double>>, double, 2>>;
 
 }  // namespace mfsdp::inline MFSDP_ABI::cuda

@@ -7,6 +7,15 @@
 #include "mfsdp/collective/rank_order_terms.hpp"
 #include "mfsdp/cuda/kernels.hpp"
 #include "mfsdp/cuda/launch.cuh"
+#include "mfsdp/kernel.hpp"
+#include "mfsdp/optimizer/adamw.hpp"
+#include "mfsdp/optimizer/dion.hpp"
+#include "mfsdp/optimizer/muon_form.hpp"
+#include "mfsdp/optimizer/newton_schulz.hpp"
+#include "mfsdp/optimizer/normuon.hpp"
+#include "mfsdp/optimizer/sgd.hpp"
+#include "mfsdp/optimizer/shampoo.hpp"
+#include "mfsdp/optimizer/soap.hpp"
 
 namespace mfsdp::inline MFSDP_ABI::cuda {
 
@@ -39,5 +48,52 @@ template struct kernel<rank_order_terms<bfloat16, bfloat16>>;
 template struct kernel<rank_order_terms<bfloat16, float>>;
 template struct kernel<rank_order_terms<float16, float16>>;
 template struct kernel<rank_order_terms<float16, float>>;
+
+template struct kernel<elementwise<mfsdp::detail::adam_direction<float>, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::adam_direction<double>, double, 3>>;
+template struct kernel<elementwise<mfsdp::detail::adamw_step<float>, float, 4>>;
+template struct kernel<elementwise<mfsdp::detail::adamw_step<double>, double, 4>>;
+template struct kernel<elementwise<mfsdp::detail::add, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::add, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::add_scaled<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::add_scaled<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::average_square<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::average_square<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::average_twice<float>, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::average_twice<double>, double, 3>>;
+template struct kernel<elementwise<mfsdp::detail::cautious_adamw_step<float>, float, 4>>;
+template struct kernel<elementwise<mfsdp::detail::cautious_adamw_step<double>, double, 4>>;
+template struct kernel<elementwise<mfsdp::detail::cautious_descend<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::cautious_descend<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::chaotic_map<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::chaotic_map<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::descend<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::descend<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::difference, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divide_by_root<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divide_by_root<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divide_by_size<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divide_by_size<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divided<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::filter_gradient<float>, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::filter_gradient<double>, double, 3>>;
+template struct kernel<elementwise<mfsdp::detail::inverse_root<float>, float, 1>>;
+template struct kernel<elementwise<mfsdp::detail::inverse_root<double>, double, 1>>;
+template struct kernel<elementwise<mfsdp::detail::momentum_step<float>, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::momentum_step<double>, double, 3>>;
+template struct kernel<elementwise<with_sum<mfsdp::detail::normalize<float>>, float, 1>>;
+template struct kernel<elementwise<with_sum<mfsdp::detail::normalize<double>>, double, 1>>;
+template struct kernel<elementwise<with_sum<mfsdp::detail::normalize<float>>, float, 2>>;
+template struct kernel<elementwise<with_sum<mfsdp::detail::normalize<double>>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::product_of, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::product_of, double, 3>>;
+template struct kernel<elementwise<mfsdp::detail::root_of_eigenvalue<float>, float, 1>>;
+template struct kernel<elementwise<mfsdp::detail::root_of_eigenvalue<double>, double, 1>>;
+template struct kernel<elementwise<mfsdp::detail::row_factor<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::row_factor<double>, double, 2>>;
+template struct kernel<elementwise<mfsdp::detail::scale_by<float>, float, 1>>;
+template struct kernel<elementwise<mfsdp::detail::scale_by<double>, double, 1>>;
+template struct kernel<elementwise<mfsdp::detail::sgd_step<float>, float, 3>>;
+template struct kernel<elementwise<mfsdp::detail::sgd_step<double>, double, 3>>;
 
 }  // namespace mfsdp::inline MFSDP_ABI::cuda

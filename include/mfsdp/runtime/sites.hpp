@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/gather.hpp"
@@ -364,11 +365,6 @@ class site_exchange {
     context_.book(phase::sync);
   }
 
-  struct divided {
-    float by;
-    MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
-  };
-
   void finish(const message& then, std::span<contribution> all, slot& in) {
     in.sum.wait(context_.until());
     const std::span<const float> sums = staged(in, true);
@@ -380,7 +376,7 @@ class site_exchange {
     for (const auto& entry : then.entries) {
       const float sites = counted_[entry.part];
       if (sites == 0 && entry.kept) continue;
-      context_.backend.transform(divided{std::max(sites, 1.0f)}, entry.values,
+      context_.backend.transform(detail::divided<float>{std::max(sites, 1.0f)}, entry.values,
                                  slice(sums, entry.at, std::ssize(entry.values)));
     }
     in.sum.drain(context_.until());

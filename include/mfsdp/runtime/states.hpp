@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/crew.hpp"
@@ -465,12 +466,6 @@ class optimizer_states {
     gathered_ = context_.template allocate<reduced>(memory_kind::workspace, gathered);
   }
 
-  struct difference {
-    MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
-      before = after - before;
-    }
-  };
-
   // What one update of a parameter takes of the scratch.
   template <class O>
   [[nodiscard]] index_t scratch_size(const O& optimizer, matrix_shape shape) const {
@@ -774,7 +769,7 @@ class optimizer_states {
     }
     optimizer.update(by.backend, states, parameter, gradient, context_of(entry, now, scratch));
     if (context_.options.measure_updates) {
-      by.backend.transform(difference{}, before, std::span<const float>(own));
+      by.backend.transform(detail::difference{}, before, std::span<const float>(own));
       entry.change += by.backend.sum_of_squares(std::span<const float>(before));
     }
     for (std::size_t k = 0; k < states.size(); ++k) {
