@@ -1,8 +1,6 @@
 #include "mfsdp/collective/rendezvous.hpp"
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
-#include <netinet/in.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -13,44 +11,16 @@
 #include <thread>
 #include <vector>
 
+#include "support/plain_socket.hpp"
+
 namespace rendezvous_test {
 
 using namespace mfsdp;
 using namespace std::chrono_literals;
+using mfsdp_test::free_port;
+using mfsdp_test::plain_socket;
 
 namespace {
-
-// A socket of the test's own at a port of this machine; port 0 is any free one.
-struct plain_socket {
-  int file = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-
-  explicit plain_socket(int port) {
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  }
-  plain_socket(const plain_socket&) = delete;
-  plain_socket& operator=(const plain_socket&) = delete;
-  ~plain_socket() { close(file); }
-
-  int listen_there() {
-    REQUIRE(bind(file, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-    REQUIRE(listen(file, 8) == 0);
-    socklen_t length = sizeof address;
-    REQUIRE(getsockname(file, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-    return ntohs(address.sin_port);
-  }
-  void connect_there() {
-    while (connect(file, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-      std::this_thread::sleep_for(1ms);
-    }
-  }
-};
-
-int free_port() {
-  return plain_socket(0).listen_there();
-}
 
 job job_at(int port, int rank, int size) {
   return {.rank = rank, .size = size, .local_rank = 0, .port = port, .id = "test"};
