@@ -255,6 +255,7 @@ class nccl_engine {
 
   // What a call of NCCL that does not block has begun is complete when this returns.
   void settle(nccl_group& group, ncclResult_t code, std::string_view what) {
+    const deadline begun = clock::now();
     const deadline until = deadline_after(options_.timeout);
     while (code == ncclInProgress) {
       ncclResult_t asked = ncclCommGetAsyncError(group.comm, &code);
@@ -267,7 +268,12 @@ class nccl_engine {
                          group.rank));
         throw_if_failed();
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      // Mostly a launch, which takes some ten microseconds.
+      if (clock::now() < begun + std::chrono::milliseconds(1)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
     }
     if (code == ncclSuccess) return;
     fail(fmt::format("{}: rank {}: {}", what, group.rank, nccl_reason("NCCL", code, group.comm)));

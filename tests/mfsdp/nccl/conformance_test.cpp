@@ -22,7 +22,7 @@ TEST_CASE("nccl_collective conforms with operands on the devices") {
 }
 
 TEST_CASE("nccl_collective conforms with operands in host memory") {
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {1, 3}) {
     CAPTURE(ranks);
     emulated_gpus world(ranks, tight_options());
     mfsdp_test::collective_conformance(world);
@@ -30,7 +30,7 @@ TEST_CASE("nccl_collective conforms with operands in host memory") {
 }
 
 TEST_CASE("nccl_collective conforms when it is split") {
-  for (const int ranks : {1, 2, 4}) {
+  for (const int ranks : {1, 4}) {
     CAPTURE(ranks);
     emulated_gpus_with_memory world(ranks, tight_options());
     mfsdp_test::split_conformance(world);
