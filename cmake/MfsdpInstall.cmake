@@ -12,7 +12,9 @@ configure_package_config_file(cmake/mfsdp-config.cmake.in mfsdp-config.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(mfsdp-config-version.cmake COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
-install(FILES cmake/MfsdpCheckpoint.cmake cmake/MfsdpMpi.cmake ${PROJECT_BINARY_DIR}/mfsdp-config.cmake
+install(FILES cmake/MfsdpCheckpoint.cmake cmake/MfsdpCuda.cmake cmake/MfsdpMpi.cmake
+              cmake/MfsdpNccl.cmake cmake/FindNCCL.cmake
+              ${PROJECT_BINARY_DIR}/mfsdp-config.cmake
               ${PROJECT_BINARY_DIR}/mfsdp-config-version.cmake DESTINATION ${package_dir})
 
 configure_file(cmake/mfsdp.pc.in mfsdp.pc @ONLY)

@@ -86,7 +86,8 @@ concept backend_sum_of_squares = requires(B backend, std::span<const float> x) {
 //   c
 //                      and is apart from a and b; beta = 0 does not read c, which may be empty
 //   multiply_symmetric(same)   the same where c and the result are symmetric, by their meaning if
-//                      not to the last bit: one triangle is computed, the other is its mirror
+//                      not to the last bit: one triangle may be computed, and the other be its
+//                      mirror
 //   transform(kernel, spans...)   kernel(blocks...) over equal spans, element by element. It is
 //                      written once for scalars and packets; its result for an element must not
 //                      depend on where the element stands. A kernel is trivially copyable, and

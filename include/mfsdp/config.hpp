@@ -41,11 +41,26 @@
 #define MFSDP_NOINLINE __attribute__((noinline))
 #endif
 
-// What kernels of Backend::transform are made of, for a compiler of CUDA.
+// Functions that kernels of a device call. Empty for a host compiler. Under
+// nvcc fmt 9 takes its constexpr functions for plain ones, which its format strings then call.
 #if defined(__CUDACC__)
 #define MFSDP_HOST_DEVICE __host__ __device__
+#define FMT_USE_CONSTEXPR 1
 #else
 #define MFSDP_HOST_DEVICE
+#endif
+
+// Kernels and what launches them stay inside the shared library they are compiled into: kernels of
+// equal names in two libraries would silently not be found.
+#if defined(__CUDACC_RDC__)
+#define MFSDP_KERNEL __attribute__((visibility("hidden"))) __global__
+#else
+#define MFSDP_KERNEL static __global__
+#endif
+#if defined(_MSC_VER)
+#define MFSDP_HIDDEN
+#else
+#define MFSDP_HIDDEN __attribute__((visibility("hidden")))
 #endif
 
 // Kernels for the vector units of x86-64, chosen when the program runs.

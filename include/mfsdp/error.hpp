@@ -1,11 +1,11 @@
 // What can go wrong, one type for each kind of cure. The only includer of fmt.
 #pragma once
 
+#include "mfsdp/config.hpp"
+// After what is set for it there.
 #include <fmt/format.h>
 
 #include <stdexcept>
-
-#include "mfsdp/config.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 

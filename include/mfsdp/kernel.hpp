@@ -28,6 +28,17 @@ struct add {
   MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x + y; }
 };
 
+struct change_since {
+  MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
+    before = after - before;
+  }
+};
+
+struct divided_copy {
+  float by;
+  MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
+};
+
 template <class T>
 struct scale_by {
   T factor;

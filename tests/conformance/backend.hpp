@@ -114,8 +114,8 @@ void multiply_conformance(B& backend) {
   }
 }
 
-// X X^T, X^T X and the square of a symmetric matrix: what multiply gives, symmetric to the last
-// bit, added to another matrix or in place.
+// X X^T, X^T X and the square of a symmetric matrix: what multiply gives, added to another matrix
+// or in place.
 template <class T, class B>
 void multiply_symmetric_conformance(B& backend) {
   using mfsdp::index_t, mfsdp::transpose;
@@ -152,16 +152,12 @@ void multiply_symmetric_conformance(B& backend) {
                                mfsdp::matrix_view<T>(result.span().data(), n, n));
     const std::vector<T> x = on_host(backend, result.span());
     const std::vector<T> y = on_host(backend, expected.span());
-    const auto size = static_cast<std::size_t>(n);
     double error = 0;
-    bool symmetric = true;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double difference = std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
       error = std::isnan(difference) ? 1e30 : std::max(error, difference);
-      symmetric = symmetric && x[i] == x[i % size * size + i / size];
     }
     CHECK(error <= 4 * static_cast<double>(k + 1) * std::numeric_limits<T>::epsilon());
-    CHECK(symmetric);
     if (!in_place) CHECK(same_bits<T>(before, on_host(backend, c.span())));
   };
   for (const auto& [n, k] : {std::pair<index_t, index_t>{1, 1},

@@ -8,22 +8,27 @@ cmake_minimum_required(VERSION 3.24)
 # A header includes only lower layers, and its own one where that is allowed: any header in L0, L1
 # and L3, the same folder in L2. mfsdp never includes lordo; host headers never include .cuh.
 set(layer_0 "mfsdp/(config|version|error|dtype|view|fnv1a)")
-set(layer_1 "mfsdp/(spec|layout|kernel|concepts|cost|precision|schedule|workspace|cuda/runtime)" "lordo/(subspace|concepts|periods)")
+set(layer_1 "mfsdp/(spec|layout|kernel|concepts|cost|precision|schedule|workspace|cuda/(context|kernels|launch|memory|products|recorded_step|recorder|runtime))" "lordo/(subspace|concepts|periods)")
 set(layer_2 "mfsdp/(backend|collective|placement|optimizer)/[a-z0-9_]+"
             "lordo/projector/[a-z0-9_]+")
 set(layer_3 "mfsdp/(plan|plan_layout|plan_text|plan_report|planner|exchange_report|sharded_model|runtime/[a-z0-9_]+)"
             "mfsdp/checkpoint/[a-z0-9_]+"
             "lordo/optimizer/[a-z0-9_]+" "lordo/(diagnostics|wall_clock)")
-set(layer_4 "mfsdp/(mfsdp|checkpoint)" "lordo/lordo")
+set(layer_4 "mfsdp/(mfsdp|checkpoint|cuda/instantiate)" "lordo/(lordo|cuda/instantiate)")
 
 # Other libraries, each with the headers that may include it.
-set(posix "(fcntl|unistd|sys/resource|sys/stat)\\.h")
-set(third_party "Eigen/" "cuda_runtime_api.h" "fmt/" "immintrin.h" "mpi.h" "nlohmann/" "${posix}")
+set(posix "(fcntl|unistd|sys/file|sys/resource|sys/stat)\\.h")
+set(sockets "(fcntl|netdb|poll|sys/socket|unistd)\\.h")
+set(third_party "Eigen/" "cublasLt.h" "cuda_runtime_api.h" "fmt/" "immintrin.h" "mpi.h" "nccl.h" "nlohmann/" "${posix}"
+                "${sockets}")
 set(includers_of_Eigen/ mfsdp/backend/eigen.hpp)
+set(includers_of_cublasLt.h mfsdp/cuda/products.hpp)
 set(includers_of_cuda_runtime_api.h mfsdp/cuda/runtime.hpp)
 set(includers_of_fmt/ mfsdp/error.hpp)
 set(includers_of_nlohmann/ mfsdp/checkpoint/json.hpp)
 set(includers_of_${posix} mfsdp/checkpoint/file.hpp)
+set(includers_of_${sockets} mfsdp/collective/tcp_socket.hpp)
+set(includers_of_nccl.h mfsdp/collective/nccl_api.hpp)
 set(includers_of_mpi.h mfsdp/collective/mpi.hpp)
 set(includers_of_immintrin.h mfsdp/backend/packed_product.hpp)
 

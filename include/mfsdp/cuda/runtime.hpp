@@ -38,9 +38,11 @@ class device_scope {
 // A point in a stream that other streams can wait for. Move-only. Errors: device_error.
 class event {
  public:
-  event() {
+  event() : event(cudaEventDisableTiming) {}
+  // cudaEventDefault for one that is timed.
+  explicit event(unsigned flags) {
     cudaEvent_t fresh = nullptr;
-    require(cudaEventCreateWithFlags(&fresh, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    require(cudaEventCreateWithFlags(&fresh, flags), "cudaEventCreateWithFlags");
     event_.reset(fresh);
   }
 
@@ -56,6 +58,14 @@ class event {
     if (code == cudaErrorNotReady) return false;
     require(code, "cudaEventQuery");
     return true;
+  }
+  // Blocks the host until all that it was recorded after is done.
+  void wait() const { require(cudaEventSynchronize(get()), "cudaEventSynchronize"); }
+  // Between two timed events that are done.
+  [[nodiscard]] float milliseconds_since(const event& earlier) const {
+    float passed = 0;
+    require(cudaEventElapsedTime(&passed, earlier.get(), get()), "cudaEventElapsedTime");
+    return passed;
   }
 
  private:

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/gather.hpp"
@@ -80,15 +81,6 @@ struct shared_part {
   }
   return parts;
 }
-
-namespace detail {
-
-struct divided_copy {
-  float by;
-  MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
-};
-
-}  // namespace detail
 
 // A state of which every site has equal bits after an exchange, if the rule keeps its promise.
 struct equal_state {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "mfsdp/kernel.hpp"
 #include "mfsdp/planner.hpp"
 #include "mfsdp/runtime/context.hpp"
 #include "mfsdp/runtime/crew.hpp"
@@ -20,16 +21,6 @@
 #include "mfsdp/runtime/widen.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
-
-namespace detail {
-
-struct change_since {
-  MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
-    before = after - before;
-  }
-};
-
-}  // namespace detail
 
 // What one step knows.
 struct step_request {

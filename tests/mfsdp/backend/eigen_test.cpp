@@ -19,6 +19,20 @@ TEST_CASE("eigen_backend converts to and from 16-bit types") {
   mfsdp_test::conversion_conformance(eigen_backend{});
 }
 
+TEST_CASE("symmetric products of eigen_backend are symmetric to the last bit") {
+  const eigen_backend backend;
+  constexpr index_t n = 33;
+  host_buffer<float> x(n * 20);
+  host_buffer<float> r(n * n);
+  for (std::size_t i = 0; i < x.span().size(); ++i) x.span()[i] = std::sin(1.3f * float(i));
+  const matrix_view<float> left(x.span().data(), n, 20);
+  const matrix_view<float> out(r.span().data(), n, n);
+  backend.multiply_symmetric(1.0f, left, transpose::no, left, transpose::yes, 0.0f, out, out);
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j < i; ++j) CHECK(r.span()[i * n + j] == r.span()[j * n + i]);
+  }
+}
+
 TEST_CASE("host_buffer moves and cannot be copied") {
   static_assert(!std::is_copy_constructible_v<host_buffer<float>>);
   host_buffer<float> from(10);

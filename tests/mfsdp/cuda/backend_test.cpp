@@ -1,0 +1,107 @@
+#include "conformance/backend.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emulation/emulation.hpp"
+#include "emulation/session.hpp"
+#include "mfsdp/backend/cuda.hpp"
+#include "support/on_device.hpp"
+
+namespace cuda_backend_test {
+
+using namespace mfsdp;
+using mfsdp_test::on_device;
+using mfsdp_test::on_host;
+
+TEST_CASE("cuda_backend conforms") {
+  const emulation::session machine;
+  mfsdp_test::backend_conformance(cuda_backend{});
+}
+
+TEST_CASE("cuda_backend converts to and from 16-bit types") {
+  const emulation::session machine;
+  mfsdp_test::conversion_conformance(cuda_backend{});
+}
+
+TEST_CASE("device_buffer moves, cannot be copied, and keeps its address") {
+  static_assert(!std::is_copy_constructible_v<device_buffer<float>>);
+  const emulation::session machine;
+  const cuda_backend backend;
+  auto from = backend.allocate<float>(10);
+  const float* const data = from.span().data();
+  auto to = std::move(from);
+  CHECK(from.span().empty());
+  CHECK(to.span().data() == data);
+  from = std::move(to);
+  CHECK(to.span().empty());
+  CHECK(from.span().size() == 10);
+  CHECK(device_buffer<float>().span().empty());
+}
+
+TEST_CASE("checked builds poison memory, fresh and used before") {
+  if (!checked) return;
+  const emulation::session machine;
+  cuda_backend backend;
+  for (int i = 0; i < 2; ++i) {
+    auto memory = backend.allocate<float>(100);
+    for (const float x : on_host(backend, memory.span())) CHECK(std::isnan(x));
+    backend.fill(memory.span(), 1.0f);
+  }
+}
+
+TEST_CASE("copies reach host memory from either side, and block only then") {
+  const emulation::session machine;
+  cuda_backend backend;
+  const std::vector<float> values{1, 2, 3};
+  auto a = on_device(backend, values);
+  auto b = backend.allocate<float>(3);
+  const long before = emulation::counts().host_synchronisations;
+  backend.copy<float>(a.span(), b.span());
+  CHECK(emulation::counts().host_synchronisations == before);
+  CHECK(on_host(backend, b.span()) == values);
+  CHECK(emulation::counts().host_synchronisations > before);
+  std::vector<float> elsewhere(3);
+  backend.copy<float>(values, std::span(elsewhere));
+  CHECK(elsewhere == values);
+}
+
+TEST_CASE("the sum of squares of floats is exact where doubles are") {
+  const emulation::session machine;
+  cuda_backend backend;
+  auto ones = backend.allocate<float>((index_t{1} << 24) + 1);
+  backend.fill(ones.span(), 1.0f);
+  CHECK(backend.sum_of_squares(ones.span()) == 16777217.0);
+}
+
+TEST_CASE("the stream may be the caller's, of any device") {
+  const emulation::session machine({.devices = 2});
+  {
+    const cuda::device_scope second(1);
+    const cuda::stream mine;
+    const cuda::device_scope first(0);
+    cuda_backend backend(1, mine.get());
+    CHECK(backend.device() == 1);
+    CHECK(backend.stream() == mine.get());
+    auto x = on_device<float>(backend, {3, 4});
+    CHECK(backend.sum_of_squares(x.span()) == 25);
+  }
+}
+
+TEST_CASE("errors name the call and the reason") {
+  const emulation::session machine;
+  cuda_backend backend;
+  auto x = backend.allocate<float>(8);
+  backend.fill(x.span(), 1.0f);
+  emulation::fail_call("cudaStreamSynchronize", cudaErrorLaunchFailure);
+  const std::string what = mfsdp_test::what_of<device_error>(
+      [&] { (void)backend.sum_of_squares(std::span<const float>(x.span())); });
+  CHECK(what.find("cudaStreamSynchronize") != std::string::npos);
+  CHECK(what.find("cudaErrorLaunchFailure") != std::string::npos);
+}
+
+}  // namespace cuda_backend_test
