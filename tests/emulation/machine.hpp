@@ -112,7 +112,6 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   int number = 0;
-  int device = 0;
   bool destroyed = false;
   std::vector<CUgraph_st::node> nodes;
   std::vector<std::size_t> lanes;  // by branch

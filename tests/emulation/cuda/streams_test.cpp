@@ -28,6 +28,7 @@ TEST_CASE("work of one stream is ordered, and done when the host waits") {
   CHECK(emulation::counts().bytes_copied == 4);
 }
 
+// [begin missing_event]
 TEST_CASE("a read in another stream needs an event") {
   const session gpu;
   const stream first, second;
@@ -46,6 +47,7 @@ TEST_CASE("a read in another stream needs an event") {
   expect_error(
       {"kernel fill_ones in stream 1", "kernel add_up in stream 2", "is not ordered after"});
 }
+// [end missing_event]
 
 TEST_CASE("a write in another stream waits for the reads") {
   const session gpu;
