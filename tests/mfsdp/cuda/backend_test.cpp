@@ -92,6 +92,40 @@ TEST_CASE("the stream may be the caller's, of any device") {
   }
 }
 
+TEST_CASE("two streams need an event, and one is enough") {
+  const emulation::session machine;
+  cuda_backend producer;
+  cuda_backend consumer;
+  for (const bool ordered : {false, true}) {
+    auto x = producer.allocate<float>(100);
+    producer.fill(x.span(), 2.0f);
+    if (ordered) {
+      const cuda::event filled;
+      filled.record(producer.stream());
+      filled.precede(consumer.stream());
+    }
+    const double sum = consumer.sum_of_squares(std::span<const float>(x.span()));
+    CHECK((sum == 400) == ordered);
+    CHECK(emulation::take_errors().empty() == ordered);
+    producer.wait();
+    (void)emulation::take_errors();
+  }
+}
+
+TEST_CASE("what is freed before the device has used it is still there") {
+  const emulation::session machine;
+  cuda_backend backend;
+  auto to = backend.allocate<float>(100);
+  {
+    auto from = backend.allocate<float>(100);
+    backend.fill(from.span(), 3.0f);
+    backend.copy<float>(from.span(), to.span());
+  }
+  auto reused = backend.allocate<float>(100);
+  backend.fill(reused.span(), 0.0f);
+  CHECK(on_host(backend, to.span()) == std::vector<float>(100, 3.0f));
+}
+
 TEST_CASE("errors name the call and the reason") {
   const emulation::session machine;
   cuda_backend backend;
