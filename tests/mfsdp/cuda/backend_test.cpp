@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -68,6 +69,20 @@ TEST_CASE("copies reach host memory from either side, and block only then") {
   std::vector<float> elsewhere(3);
   backend.copy<float>(values, std::span(elsewhere));
   CHECK(elsewhere == values);
+}
+
+TEST_CASE("host memory may be used at once after a copy, pinned or not") {
+  const emulation::session machine;
+  cuda_backend backend;
+  const cuda::pinned_buffer<float> pinned(3);
+  const std::span<float> host(pinned.data(), 3);
+  auto a = on_device<float>(backend, {1, 2, 3});
+  backend.copy<float>(a.span(), host);
+  CHECK(std::vector<float>(host.begin(), host.end()) == std::vector<float>{1, 2, 3});
+  auto b = backend.allocate<float>(3);
+  backend.copy<float>(host, b.span());
+  std::ranges::fill(host, 7.0f);
+  CHECK(on_host(backend, b.span()) == std::vector<float>{1, 2, 3});
 }
 
 TEST_CASE("the sum of squares of floats is exact where doubles are") {
