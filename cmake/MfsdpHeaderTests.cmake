@@ -21,7 +21,10 @@ function(mfsdp_add_header_tests target)
   endif()
   list(FILTER headers EXCLUDE REGEX "\\.cuh$") # tests/policy/device_headers.cmake has those
   if(NOT TARGET mfsdp::cuda)
-    list(FILTER headers EXCLUDE REGEX "/mfsdp/(cuda/|backend/cuda\\.hpp$)")
+    list(FILTER headers EXCLUDE REGEX "/mfsdp/(cuda/|backend/cuda\\.hpp$|collective/rank_order_terms\\.hpp$)")
+  endif()
+  if(NOT TARGET mfsdp::nccl)
+    list(FILTER headers EXCLUDE REGEX "/collective/nccl[a-z_]*\\.hpp$")
   endif()
   foreach(header IN LISTS headers)
     cmake_path(RELATIVE_PATH header BASE_DIRECTORY ${base})
@@ -39,7 +42,8 @@ function(mfsdp_add_header_tests target)
   add_executable(${target}_headers ${main} ${hostile} ${sources})
   target_link_libraries(${target}_headers PRIVATE mfsdp_development $<TARGET_NAME_IF_EXISTS:mfsdp::mpi>
                                                   $<TARGET_NAME_IF_EXISTS:mfsdp::checkpoint>
-                                                  $<TARGET_NAME_IF_EXISTS:mfsdp::cuda>)
+                                                  $<TARGET_NAME_IF_EXISTS:mfsdp::cuda>
+                                                  $<TARGET_NAME_IF_EXISTS:mfsdp::nccl>)
   target_compile_options(${target}_headers PRIVATE -O0)
   add_test(NAME policy.headers COMMAND ${target}_headers)
   set_tests_properties(policy.headers PROPERTIES LABELS policy)

@@ -13,6 +13,7 @@ configure_package_config_file(cmake/mfsdp-config.cmake.in mfsdp-config.cmake
 write_basic_package_version_file(mfsdp-config-version.cmake COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
 install(FILES cmake/MfsdpCheckpoint.cmake cmake/MfsdpCuda.cmake cmake/MfsdpMpi.cmake
+              cmake/MfsdpNccl.cmake cmake/FindNCCL.cmake
               ${PROJECT_BINARY_DIR}/mfsdp-config.cmake
               ${PROJECT_BINARY_DIR}/mfsdp-config-version.cmake DESTINATION ${package_dir})
 

@@ -1,7 +1,9 @@
 // Conformance of a Collective, for this library's and for yours: call collective_conformance(world)
 // in a doctest case. A world has size() and run(body), which calls body(collective) on every rank,
 // be it a thread or a process; no check looks into another rank's memory. An engine that offers
-// less calls the parts that it serves.
+// less calls the parts that it serves. Operands are in vectors, or where memory(collective) of the
+// world says: it has allocate<T>(n) and copy(from, to), as a Backend does, and returns from a copy
+// to the host when that is done.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -125,33 +127,82 @@ void on_every_rank(World& world, const Body& body) {
   }
 }
 
+// Memory of the host, for worlds that say nothing else.
+struct host_vectors {
+  template <class T>
+  struct buffer {
+    std::vector<T> values;
+    std::span<T> span() { return values; }
+  };
+  template <class T>
+  [[nodiscard]] buffer<T> allocate(mfsdp::index_t count) const {
+    return {std::vector<T>(static_cast<std::size_t>(count))};
+  }
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    std::ranges::copy(from, to.begin());
+  }
+};
+
+template <class World, class C>
+auto memory_of(World& world, const C& collective) {
+  if constexpr (requires { world.memory(collective); }) {
+    return world.memory(collective);
+  } else {
+    return host_vectors{};
+  }
+}
+
 // One operation with its buffers and what they must hold afterwards. Whole buffers are compared, so
 // that a byte written outside the pieces shows.
-template <class From, class To = From>
+template <class From, class To = From, class Memory = host_vectors>
 struct exchange {
-  const piece_map* map;
-  std::vector<From> input;
-  std::vector<To> output;
-  std::vector<From> untouched;
-  std::vector<To> expected;
+  template <class T>
+  using buffer = decltype(std::declval<Memory&>().template allocate<T>(mfsdp::index_t{1}));
 
-  [[nodiscard]] std::string verdict(std::string_view operation) const {
+  const piece_map* map;
+  Memory memory;
+  std::vector<From> untouched;  // the input
+  std::vector<To> expected;     // the output; begins as what it starts with
+  buffer<From> input;
+  buffer<To> output;
+
+  exchange(const piece_map& of, const Memory& in, std::vector<From> given, std::vector<To> start)
+      : map(&of),
+        memory(in),
+        untouched(std::move(given)),
+        expected(std::move(start)),
+        input(placed(untouched)),
+        output(placed(expected)) {}
+
+  template <class T>
+  [[nodiscard]] buffer<T> placed(const std::vector<T>& values) {
+    auto place = memory.template allocate<T>(std::ssize(values));
+    memory.copy(std::span<const T>(values), place.span());
+    return place;
+  }
+  void write_input(From value) {
+    std::ranges::fill(untouched, value);
+    memory.copy(std::span<const From>(untouched), input.span());
+  }
+
+  [[nodiscard]] std::string verdict(std::string_view operation) {
     std::string what;
-    if (!equal_bits(input, untouched)) what += "has changed its input";
-    if (!equal_bits(output, expected)) what += " has a wrong output";
+    std::vector<From> given(untouched.size());
+    std::vector<To> got(expected.size());
+    memory.copy(std::span<const From>(input.span()), std::span(given));
+    memory.copy(std::span<const To>(output.span()), std::span(got));
+    if (!equal_bits(given, untouched)) what += "has changed its input";
+    if (!equal_bits(got, expected)) what += " has a wrong output";
     return what.empty() ? what : std::string(operation) + " over " + map->name + " " + what;
   }
 };
 
-template <class T, class C>
-exchange<T> all_gather_of(const C& collective, const piece_map& map, int round = 0) {
-  exchange<T> e{&map,
-                elements<T>(map.local, collective.rank(), round),
-                elements<T>(map.full, collective.rank(), round + 1),
-                {},
-                {}};
-  e.untouched = e.input;
-  e.expected = e.output;
+template <class T, class C, class Memory = host_vectors>
+exchange<T, T, Memory> all_gather_of(const C& collective, const piece_map& map, int round = 0,
+                                     const Memory& memory = {}) {
+  exchange<T, T, Memory> e(map, memory, elements<T>(map.local, collective.rank(), round),
+                           elements<T>(map.full, collective.rank(), round + 1));
   for (const mfsdp::piece& p : map.pieces) {
     for (mfsdp::index_t i = 0; i < p.count; ++i) {
       e.expected[p.full + i] = element<T>(p.rank, p.local + i, round);
@@ -160,17 +211,13 @@ exchange<T> all_gather_of(const C& collective, const piece_map& map, int round =
   return e;
 }
 
-template <class From, class To = From, class C>
-exchange<From, To> reduction_of(const C& collective, const piece_map& map, mfsdp::reduce_into into,
-                                bool everywhere, int round = 0) {
-  exchange<From, To> e{
-      &map,
-      elements<From>(map.full, collective.rank(), round),
-      elements<To>(everywhere ? map.full : map.local, collective.rank(), round + 1),
-      {},
-      {}};
-  e.untouched = e.input;
-  e.expected = e.output;
+template <class From, class To = From, class C, class Memory = host_vectors>
+exchange<From, To, Memory> reduction_of(const C& collective, const piece_map& map,
+                                        mfsdp::reduce_into into, bool everywhere, int round = 0,
+                                        const Memory& memory = {}) {
+  exchange<From, To, Memory> e(
+      map, memory, elements<From>(map.full, collective.rank(), round),
+      elements<To>(everywhere ? map.full : map.local, collective.rank(), round + 1));
   for (const mfsdp::piece& p : map.pieces) {
     if (!everywhere && p.rank != collective.rank()) continue;
     for (mfsdp::index_t i = 0; i < p.count; ++i) {
@@ -191,28 +238,27 @@ inline piece_map for_all_reduce(piece_map map) {
   return map;
 }
 
-template <class C, class T>
-auto start_all_gather(C& collective, exchange<T>& e, std::string_view label) {
-  return collective.start_all_gather(std::span<const T>(e.input), std::span<T>(e.output),
+template <class C, class T, class Memory>
+auto start_all_gather(C& collective, exchange<T, T, Memory>& e, std::string_view label) {
+  return collective.start_all_gather(std::span<const T>(e.input.span()), e.output.span(),
                                      std::span<const mfsdp::piece>(e.map->pieces), label);
 }
-template <class C, class From, class To>
-auto start_reduce_scatter(C& collective, exchange<From, To>& e, mfsdp::reduce_into into,
+template <class C, class From, class To, class Memory>
+auto start_reduce_scatter(C& collective, exchange<From, To, Memory>& e, mfsdp::reduce_into into,
                           std::string_view label) {
-  return collective.start_reduce_scatter(std::span<const From>(e.input), std::span<To>(e.output),
+  return collective.start_reduce_scatter(std::span<const From>(e.input.span()), e.output.span(),
                                          std::span<const mfsdp::piece>(e.map->pieces), into, label);
 }
-template <class C, class From, class To>
-auto start_all_reduce(C& collective, exchange<From, To>& e, mfsdp::reduce_into into,
+template <class C, class From, class To, class Memory>
+auto start_all_reduce(C& collective, exchange<From, To, Memory>& e, mfsdp::reduce_into into,
                       std::string_view label) {
-  return collective.start_all_reduce(std::span<const From>(e.input), std::span<To>(e.output),
+  return collective.start_all_reduce(std::span<const From>(e.input.span()), e.output.span(),
                                      std::span<const mfsdp::piece>(e.map->pieces), into, label);
 }
 
 // Waits and drains; says what is wrong.
 template <class Complain>
-void finish(auto request, const auto& exchange, std::string_view operation,
-            const Complain& complain) {
+void finish(auto request, auto& exchange, std::string_view operation, const Complain& complain) {
   request.wait(soon());
   request.drain(soon());
   if (!request.test()) complain("test() is false after wait()");
@@ -223,9 +269,10 @@ template <class T, class World>
 void all_gather_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     static_assert(mfsdp::AllGather<std::remove_cvref_t<decltype(collective)>, T>);
     for (const piece_map& map : maps) {
-      auto e = all_gather_of<T>(collective, map);
+      auto e = all_gather_of<T>(collective, map, 0, memory);
       finish(start_all_gather(collective, e, "gather"), e, "all-gather", complain);
     }
   });
@@ -235,10 +282,11 @@ template <class From, class To = From, class World>
 void reduce_scatter_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     static_assert(mfsdp::ReduceScatter<std::remove_cvref_t<decltype(collective)>, From, To>);
     for (const piece_map& map : maps) {
       for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
-        auto e = reduction_of<From, To>(collective, map, into, false);
+        auto e = reduction_of<From, To>(collective, map, into, false, 0, memory);
         finish(start_reduce_scatter(collective, e, into, "reduce"), e, "reduce-scatter", complain);
       }
     }
@@ -249,11 +297,12 @@ template <class From, class To = From, class World>
 void all_reduce_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     static_assert(mfsdp::AllReduce<std::remove_cvref_t<decltype(collective)>, From, To>);
     for (const piece_map& original : maps) {
       const piece_map map = for_all_reduce(original);
       for (const auto into : {mfsdp::reduce_into::write, mfsdp::reduce_into::add}) {
-        auto e = reduction_of<From, To>(collective, map, into, true);
+        auto e = reduction_of<From, To>(collective, map, into, true, 0, memory);
         finish(start_all_reduce(collective, e, into, "sum"), e, "all-reduce", complain);
       }
     }
@@ -267,13 +316,14 @@ void outstanding_conformance(World& world) {
   using mfsdp::reduce_into;
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     auto copy = collective;
     for (const piece_map& map : maps) {
       const piece_map everywhere = for_all_reduce(map);
-      auto gather = all_gather_of<float>(collective, map, 0);
-      auto scatter = reduction_of<float>(collective, map, reduce_into::add, false, 1);
-      auto sum = reduction_of<double>(collective, everywhere, reduce_into::write, true, 2);
-      auto words = all_gather_of<std::uint64_t>(collective, map, 3);
+      auto gather = all_gather_of<float>(collective, map, 0, memory);
+      auto scatter = reduction_of<float>(collective, map, reduce_into::add, false, 1, memory);
+      auto sum = reduction_of<double>(collective, everywhere, reduce_into::write, true, 2, memory);
+      auto words = all_gather_of<std::uint64_t>(collective, map, 3, memory);
       auto first = start_all_gather(collective, gather, "first");
       auto second = start_reduce_scatter(copy, scatter, reduce_into::add, "second");
       auto third = start_all_reduce(collective, sum, reduce_into::write, "third");
@@ -296,9 +346,10 @@ void many_conformance(World& world) {
   piece_map map{"one element per rank"};
   for (int rank = 0; rank < world.size(); ++rank) map.add(rank, 1);
   on_every_rank(world, [&](auto& collective, const auto& complain) {
-    std::vector<exchange<float>> exchanges;
+    const auto memory = memory_of(world, collective);
+    std::vector<decltype(all_gather_of<float>(collective, map, 0, memory))> exchanges;
     for (int i = 0; i < count; ++i) {
-      exchanges.push_back(all_gather_of<float>(collective, map, i));
+      exchanges.push_back(all_gather_of<float>(collective, map, i, memory));
     }
     std::vector<typename std::remove_cvref_t<decltype(collective)>::request> requests;
     for (auto& e : exchanges) requests.push_back(start_all_gather(collective, e, "outstanding"));
@@ -306,7 +357,7 @@ void many_conformance(World& world) {
       finish(std::move(requests[i]), exchanges[i], "one of many all-gathers", complain);
     }
     for (int i = 0; i < count; ++i) {
-      auto e = all_gather_of<float>(collective, map, i);
+      auto e = all_gather_of<float>(collective, map, i, memory);
       finish(start_all_gather(collective, e, "in a row"), e, "one all-gather in a row", complain);
     }
   });
@@ -319,28 +370,28 @@ void drain_conformance(World& world) {
   piece_map map{"even"};
   for (int rank = 0; rank < world.size(); ++rank) map.add(rank, 2000);
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     const auto be_late = [&](int round) {
       if (round % collective.size() == collective.rank()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     };
     for (int round = 0; round < rounds; ++round) {
-      auto e = all_gather_of<float>(collective, map, round);
+      auto e = all_gather_of<float>(collective, map, round, memory);
       auto request = start_all_gather(collective, e, "drained");
       be_late(round);
       request.wait(soon());
       request.drain(soon());
-      std::ranges::fill(e.input, -1.0f);
-      e.untouched = e.input;
+      e.write_input(-1.0f);
       be_late(round + 1);
       if (const std::string what = e.verdict("all-gather"); !what.empty()) complain(what);
     }
     for (int round = 0; round < rounds; ++round) {
-      auto e = all_gather_of<float>(collective, map, round);
+      auto e = all_gather_of<float>(collective, map, round, memory);
       {
-        const std::vector<float> input = std::exchange(e.input, e.untouched);
+        auto input = e.placed(e.untouched);
         auto request = collective.start_all_gather(
-            std::span<const float>(input), std::span<float>(e.output),
+            std::span<const float>(input.span()), e.output.span(),
             std::span<const mfsdp::piece>(map.pieces), "destroyed after wait");
         be_late(round);
         request.wait(soon());
@@ -355,8 +406,9 @@ template <class World>
 void request_conformance(World& world) {
   const auto maps = piece_maps(world.size());
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     for (const piece_map& map : maps) {
-      auto e = all_gather_of<double>(collective, map);
+      auto e = all_gather_of<double>(collective, map, 0, memory);
       typename std::remove_cvref_t<decltype(collective)>::request request;
       if (!request.test()) complain("a request without operation is not complete");
       request.wait(soon());
@@ -385,6 +437,7 @@ template <class World>
 void split_conformance(World& world) {
   using mfsdp::reduce_into;
   on_every_rank(world, [&](auto& collective, const auto& complain) {
+    const auto memory = memory_of(world, collective);
     const int rank = collective.rank();
     const int size = collective.size();
     for (const int columns : {1, 2, 3, size}) {
@@ -406,12 +459,13 @@ void split_conformance(World& world) {
         const auto of_column = for_all_reduce(piece_maps(column.size()).back());
         const auto of_pair = piece_maps(pair.size())[1];
         const auto of_world = piece_maps(size).back();
-        auto gather = all_gather_of<float>(row, of_row, 100 + rank / columns);
-        auto sum =
-            reduction_of<float>(column, of_column, reduce_into::write, true, 200 + rank % columns);
-        auto scatter = reduction_of<double>(pair, of_pair, reduce_into::add, false,
-                                            300 + rank / columns * columns + row.rank() / 2);
-        auto words = all_gather_of<std::uint64_t>(collective, of_world, i);
+        auto gather = all_gather_of<float>(row, of_row, 100 + rank / columns, memory);
+        auto sum = reduction_of<float>(column, of_column, reduce_into::write, true,
+                                       200 + rank % columns, memory);
+        auto scatter =
+            reduction_of<double>(pair, of_pair, reduce_into::add, false,
+                                 300 + rank / columns * columns + row.rank() / 2, memory);
+        auto words = all_gather_of<std::uint64_t>(collective, of_world, i, memory);
         auto first = start_all_gather(row, gather, "in a row");
         auto second = start_all_reduce(column, sum, reduce_into::write, "in a column");
         auto third = start_reduce_scatter(pair, scatter, reduce_into::add, "in a pair");
@@ -429,7 +483,7 @@ void split_conformance(World& world) {
     }
     // The world goes on without its groups.
     const auto maps = piece_maps(size);
-    auto e = all_gather_of<float>(collective, maps[1]);
+    auto e = all_gather_of<float>(collective, maps[1], 0, memory);
     finish(start_all_gather(collective, e, "after"), e, "all-gather after the groups", complain);
   });
 }

@@ -18,13 +18,17 @@ set(layer_4 "mfsdp/(mfsdp|checkpoint|cuda/instantiate)" "lordo/(lordo|cuda/insta
 
 # Other libraries, each with the headers that may include it.
 set(posix "(fcntl|unistd|sys/file|sys/resource|sys/stat)\\.h")
-set(third_party "Eigen/" "cublasLt.h" "cuda_runtime_api.h" "fmt/" "immintrin.h" "mpi.h" "nlohmann/" "${posix}")
+set(sockets "(fcntl|netdb|poll|sys/socket|unistd)\\.h")
+set(third_party "Eigen/" "cublasLt.h" "cuda_runtime_api.h" "fmt/" "immintrin.h" "mpi.h" "nccl.h" "nlohmann/" "${posix}"
+                "${sockets}")
 set(includers_of_Eigen/ mfsdp/backend/eigen.hpp)
 set(includers_of_cublasLt.h mfsdp/cuda/products.hpp)
 set(includers_of_cuda_runtime_api.h mfsdp/cuda/runtime.hpp)
 set(includers_of_fmt/ mfsdp/error.hpp)
 set(includers_of_nlohmann/ mfsdp/checkpoint/json.hpp)
 set(includers_of_${posix} mfsdp/checkpoint/file.hpp)
+set(includers_of_${sockets} mfsdp/collective/tcp_socket.hpp)
+set(includers_of_nccl.h mfsdp/collective/nccl_api.hpp)
 set(includers_of_mpi.h mfsdp/collective/mpi.hpp)
 set(includers_of_immintrin.h mfsdp/backend/packed_product.hpp)
 

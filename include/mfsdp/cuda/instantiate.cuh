@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "mfsdp/collective/rank_order_terms.hpp"
 #include "mfsdp/cuda/kernels.hpp"
 #include "mfsdp/cuda/launch.cuh"
 #include "mfsdp/kernel.hpp"
@@ -41,6 +42,12 @@ template struct kernel<scale_each_row<float>>;
 template struct kernel<scale_each_row<double>>;
 template struct kernel<permute_each<float>>;
 template struct kernel<permute_each<double>>;
+template struct kernel<rank_order_terms<float, float>>;
+template struct kernel<rank_order_terms<double, double>>;
+template struct kernel<rank_order_terms<bfloat16, bfloat16>>;
+template struct kernel<rank_order_terms<bfloat16, float>>;
+template struct kernel<rank_order_terms<float16, float16>>;
+template struct kernel<rank_order_terms<float16, float>>;
 
 template struct kernel<elementwise<mfsdp::detail::adam_direction<float>, float, 3>>;
 template struct kernel<elementwise<mfsdp::detail::adam_direction<double>, double, 3>>;
