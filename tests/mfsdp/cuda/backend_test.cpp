@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -70,6 +71,20 @@ TEST_CASE("copies reach host memory from either side, and block only then") {
   CHECK(elsewhere == values);
 }
 
+TEST_CASE("host memory may be used at once after a copy, pinned or not") {
+  const emulation::session machine;
+  cuda_backend backend;
+  const cuda::pinned_buffer<float> pinned(3);
+  const std::span<float> host(pinned.data(), 3);
+  auto a = on_device<float>(backend, {1, 2, 3});
+  backend.copy<float>(a.span(), host);
+  CHECK(std::vector<float>(host.begin(), host.end()) == std::vector<float>{1, 2, 3});
+  auto b = backend.allocate<float>(3);
+  backend.copy<float>(host, b.span());
+  std::ranges::fill(host, 7.0f);
+  CHECK(on_host(backend, b.span()) == std::vector<float>{1, 2, 3});
+}
+
 TEST_CASE("the sum of squares of floats is exact where doubles are") {
   const emulation::session machine;
   cuda_backend backend;
@@ -90,6 +105,40 @@ TEST_CASE("the stream may be the caller's, of any device") {
     auto x = on_device<float>(backend, {3, 4});
     CHECK(backend.sum_of_squares(x.span()) == 25);
   }
+}
+
+TEST_CASE("two streams need an event, and one is enough") {
+  const emulation::session machine;
+  cuda_backend producer;
+  cuda_backend consumer;
+  for (const bool ordered : {false, true}) {
+    auto x = producer.allocate<float>(100);
+    producer.fill(x.span(), 2.0f);
+    if (ordered) {
+      const cuda::event filled;
+      filled.record(producer.stream());
+      filled.precede(consumer.stream());
+    }
+    const double sum = consumer.sum_of_squares(std::span<const float>(x.span()));
+    CHECK((sum == 400) == ordered);
+    CHECK(emulation::take_errors().empty() == ordered);
+    producer.wait();
+    (void)emulation::take_errors();
+  }
+}
+
+TEST_CASE("what is freed before the device has used it is still there") {
+  const emulation::session machine;
+  cuda_backend backend;
+  auto to = backend.allocate<float>(100);
+  {
+    auto from = backend.allocate<float>(100);
+    backend.fill(from.span(), 3.0f);
+    backend.copy<float>(from.span(), to.span());
+  }
+  auto reused = backend.allocate<float>(100);
+  backend.fill(reused.span(), 0.0f);
+  CHECK(on_host(backend, to.span()) == std::vector<float>(100, 3.0f));
 }
 
 TEST_CASE("errors name the call and the reason") {
