@@ -137,7 +137,7 @@ times measure(const setting& how) {
       }
     });
     std::int64_t own = 0;
-    model.for_each_held([&](const mfsdp::held_part&, auto values) {
+    model.persistence().for_each_held([&](const mfsdp::held_part&, auto values) {
       own += static_cast<std::int64_t>(values.size_bytes());
     });
     std::vector<char> buffer(static_cast<std::size_t>(own), 'x');

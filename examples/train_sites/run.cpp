@@ -82,8 +82,8 @@ outcome run(const settings& how, const text& data, const rules& chosen) {
       const double others = 4.0 * (model.sites() - 1);
       result.sent += static_cast<double>(model.moved(mfsdp::phase::sync).sent) / others;
       result.sent_in_step += static_cast<double>(model.moved(mfsdp::phase::step).sent) / others;
-      model.for_each_held([&](const mfsdp::held_part& held, auto values) {
-        const mfsdp::model_array& array = model.arrays()[held.array];
+      model.persistence().for_each_held([&](const mfsdp::held_part& held, auto values) {
+        const mfsdp::model_array& array = model.persistence().arrays()[held.array];
         if (!array.is_state() || model.plan().items[held.item].divisible) return;
         result.states[std::string(array.state)] += std::ssize(values);
       });

@@ -39,8 +39,9 @@ struct basis_report {
 template <class Model>
 [[nodiscard]] basis_report describe_bases(Model& model) {
   basis_report report;
-  model.for_each_held([&](const mfsdp::held_part& part, auto values) {
-    if (model.arrays()[part.array].state != "figures") return;
+  const auto held = model.persistence();
+  held.for_each_held([&](const mfsdp::held_part& part, auto values) {
+    if (held.arrays()[part.array].state != "figures") return;
     const mfsdp::placement_item& item = model.plan().items[part.item];
     if (values.empty()) {
       if (report.full_size.empty() || report.full_size.back() != item.name) {
@@ -49,7 +50,7 @@ template <class Model>
       return;
     }
     std::array<float, figure::count> host{};
-    model.read(std::span<const float>(values), std::span<float>(host));
+    held.read(std::span<const float>(values), std::span<float>(host));
     report.matrices.push_back({item.name, item.offset, host[figure::movement], host[figure::ratio],
                                host[figure::captured], static_cast<int>(host[figure::still])});
   });

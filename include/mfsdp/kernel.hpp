@@ -28,16 +28,14 @@ struct add {
   MFSDP_HOST_DEVICE void operator()(auto& x, const auto& y) const { x = x + y; }
 };
 
-// What a step has changed.
-struct difference {
+struct change_since {
   MFSDP_HOST_DEVICE void operator()(auto& before, const auto& after) const {
     before = after - before;
   }
 };
 
-template <class T>
-struct divided {
-  T by;
+struct divided_copy {
+  float by;
   MFSDP_HOST_DEVICE void operator()(auto& mean, const auto& sum) const { mean = sum / by; }
 };
 

@@ -250,52 +250,70 @@ class plan_parser {
   std::vector<model_spec::unit_builder> units_;
 };
 
-}  // namespace detail
+// What a piece of a plan's text says something about.
+enum class plan_topic : std::size_t { model, precision, optimizers, placement };
 
-// The canonical text of a plan: equal plans have equal texts, on every machine.
-[[nodiscard]] inline std::string to_text(const plan& p) {
-  std::string text;
-  const auto line = [&]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
+// Calls take(topic, piece) for the pieces of a plan's text, in order.
+template <class Take>
+void for_each_plan_piece(const plan& p, Take&& take) {
+  using enum plan_topic;
+  const auto put = [&]<class... Args>(plan_topic topic, fmt::format_string<Args...> format,
+                                      Args&&... args) {
+    take(topic, fmt::format(format, std::forward<Args>(args)...));
   };
   const std::vector<unit_spec>& units = p.spec.units();
   const std::vector<tensor_spec>& tensors = p.spec.tensors();
-  line("{}\nranks {}\n", detail::plan_text_version, p.ranks);
-  line("placement {} {}\n", p.replicated ? "replicated" : "sharded", p.placement);
-  line("bytes {} {} {} {} {}\n", p.bytes.compute, p.bytes.gradient, p.bytes.reduce, p.bytes.master,
-       p.bytes.state);
+  put(model, "{}\n", plan_text_version);
+  put(placement, "ranks {}\n", p.ranks);
+  put(placement, "placement {} {}\n", p.replicated ? "replicated" : "sharded", p.placement);
+  put(precision, "bytes {} {} {} {} {}\n", p.bytes.compute, p.bytes.gradient, p.bytes.reduce,
+      p.bytes.master, p.bytes.state);
   for (std::size_t o = 0; o < p.optimizers.size(); ++o) {
-    line("{} {}\n", p.gathers[o] ? "gathering" : "optimizer", p.optimizers[o]);
+    put(optimizers, "{} {}\n", p.gathers[o] ? "gathering" : "optimizer", p.optimizers[o]);
   }
-  for (const unit_spec& unit : units) line("unit {}\n", unit.name);
+  for (const unit_spec& unit : units) put(model, "unit {}\n", unit.name);
 
   // Tensors in spec order; a tied name comes as soon as its turn in its unit allows.
   std::vector<std::size_t> written(units.size());
   const auto write_tied = [&](std::size_t u) {
     const tensor_reference& reference = units[u].tensors[written[u]++];
-    line("tied {} {} {}\n", units[u].name, reference.name, tensors[reference.tensor].name);
+    put(model, "tied {} {} {}\n", units[u].name, reference.name, tensors[reference.tensor].name);
   };
   std::size_t item = 0;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const std::size_t u = tensors[t].unit;
     while (units[u].tensors[written[u]].tensor != t) write_tied(u);
-    line("tensor {} {} {} ", units[u].name, units[u].tensors[written[u]++].name,
-         tensors[t].stacked ? "stack" : to_string(tensors[t].role));
+    put(model, "tensor {} {} {}", units[u].name, units[u].tensors[written[u]++].name,
+        tensors[t].stacked ? "stack" : to_string(tensors[t].role));
     const int optimizer = p.tensors[t].optimizer;
-    line("{} {}", optimizer < 0 ? "frozen" : std::to_string(optimizer),
-         tensors[t].options.row_groups);
-    for (const index_t extent : tensors[t].extents) line(" {}", extent);
-    line("\n");
+    if (optimizer < 0) {
+      put(model, " frozen");
+    } else {
+      put(optimizers, " {}", optimizer);
+    }
+    put(model, " {}", tensors[t].options.row_groups);
+    for (const index_t extent : tensors[t].extents) put(model, " {}", extent);
+    put(model, "\n");
     for (; item < p.items.size() && p.items[item].tensor == t; ++item) {
-      line("item {} {}", p.items[item].update_flops, p.items[item].resident_bytes);
-      for (const segment& s : p.segments[item]) line(" {}:{}:{}", s.rank, s.offset, s.count);
-      line("\n");
+      put(placement, "item {} {}", p.items[item].update_flops, p.items[item].resident_bytes);
+      for (const segment& s : p.segments[item]) {
+        put(placement, " {}:{}:{}", s.rank, s.offset, s.count);
+      }
+      put(placement, "\n");
     }
   }
   for (std::size_t u = 0; u < units.size(); ++u) {
     while (written[u] < units[u].tensors.size()) write_tied(u);
   }
-  line("end\n");
+  put(model, "end\n");
+}
+
+}  // namespace detail
+
+// The canonical text of a plan: equal plans have equal texts, on every machine.
+[[nodiscard]] inline std::string to_text(const plan& p) {
+  std::string text;
+  detail::for_each_plan_piece(p, [&](auto, std::string_view piece) { text += piece; });
   return text;
 }
 

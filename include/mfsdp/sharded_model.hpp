@@ -29,6 +29,7 @@
 #include "mfsdp/runtime/master.hpp"
 #include "mfsdp/runtime/norm.hpp"
 #include "mfsdp/runtime/parameters.hpp"
+#include "mfsdp/runtime/persistence.hpp"
 #include "mfsdp/runtime/sites.hpp"
 #include "mfsdp/runtime/states.hpp"
 #include "mfsdp/runtime/widen.hpp"
@@ -79,6 +80,9 @@ class sharded_model {
   using gradient = typename Precision::gradient;
   using reduce = typename Precision::reduce;
   static constexpr bool elastic = context::elastic;
+  static constexpr bool host_memory = HostMemory<Memory>;
+
+  friend class model_persistence<sharded_model>;
 
  public:
   // A unit's parameters while they may be read; releases the unit when it goes out of scope.
@@ -262,10 +266,6 @@ class sharded_model {
   // has data of its own; rank(), ranks(), sum() and clip() are of one site.
   [[nodiscard]] int site() const { return map_.own; }
   [[nodiscard]] int sites() const { return map_.count(); }
-  // Among the ranks of all sites, as gather_from_sites has them.
-  [[nodiscard]] int first_rank_of_site(int of_site) const {
-    return map_.first[static_cast<std::size_t>(of_site)];
-  }
   [[nodiscard]] std::span<const std::size_t> forward_order() const { return forward_; }
   [[nodiscard]] std::span<const std::size_t> backward_order() const { return backward_; }
 
@@ -452,106 +452,9 @@ class sharded_model {
     return std::accumulate(all.begin(), all.end(), 0.0);
   }
 
-  // Steps taken so far, and the updates of each item; of the latter zero for what this rank holds
-  // nothing of.
-  [[nodiscard]] training_counts counts() {
-    training_counts now{step_, std::vector<std::int64_t>(plan().items.size(), 0)};
-    states_.read_counts(now.updates);
-    return now;
-  }
-
-  // All that the model consists of, on whatever ranks, in an order that the plan alone decides.
-  [[nodiscard]] std::span<const model_array> arrays() const { return arrays_.all; }
-  [[nodiscard]] std::span<const model_rule> rules() const { return rules_; }
-  [[nodiscard]] const model_options& options() const { return context_.options; }
-  [[nodiscard]] static std::string precision_text() { return Precision::to_text(); }
-
-  // Calls visit(part, values) for all that this rank holds of arrays(): parameters in the type that
-  // is updated, then states, as spans of const elements, empty for a state of no elements. Always
-  // in the same order.
-  template <class Visit>
-  void for_each_held(Visit&& visit) {
-    for_each_held_mutable([&]<class T>(const held_part& part, std::span<T> values) {
-      visit(part, std::span<const T>(values));
-    });
-  }
-
-  // Copies what such a span views, wherever the backend keeps it, to the host; and the other way.
-  template <class T>
-  void read(std::span<const T> values, std::span<T> host) {
-    context_.backend.copy(values, host);
-  }
-  template <class T>
-  void write(std::span<const T> host, std::span<T> values) {
-    context_.backend.copy(host, values);
-  }
-
-  // Errors: usage_error unless the model is as a step has left it, or initialize.
-  void require_step_boundary(std::string_view what) const {
-    require_step(what);
-    if (const auto group = gradients_.pending()) {
-      throw usage_error(fmt::format(
-          "{}: '{}' has a gradient that no step has used; call it right after step(), skip_step() "
-          "or discard_gradients()",
-          what, *group));
-    }
-  }
-
-  // Errors: usage_error if a unit is in use, if an exception ended a step half way, or if the site
-  // comes to others and has to join.
-  void require_restorable(std::string_view what) const {
-    require_released(what);
-    require_whole();
-    if constexpr (elastic) {
-      if (context_.sites.joins()) {
-        throw usage_error(
-            fmt::format("{}: others train already and this site comes to them: call join", what));
-      }
-    }
-  }
-
-  // Instead of initialize(): sets parameters, states and counts to what another run had.
-  // fill(for_each) writes them all in a call for_each(visit), which calls visit(part, values) as
-  // for_each_held does, with values to write. Until fill returns, and after it throws, the model
-  // has no values. Without counts the states begin anew, as after initialize, and fill is shown
-  // parameters only; all sites then need equal ones. If this site `joins` it takes over what was of
-  // another one: rules reset what belongs to one site only (PeriodicOptimizer). All ranks of the
-  // site alike. Errors: as require_restorable.
-  template <class Fill>
-  void restore(const std::optional<training_counts>& counts, bool joins, Fill&& fill) {
-    require_restorable("restore");
-    parameters_.quiesce();
-    initialized_ = false;
-    fill([&](auto&& visit) {
-      for_each_held_mutable([&](const held_part& part, auto values) {
-        if (counts || !arrays()[part.array].is_state()) visit(part, values);
-      });
-    });
-    if (counts) {
-      states_.write_counts(counts->updates);
-      if (joins) states_.join(counts->steps);
-    } else {
-      states_.start();
-    }
-    discard_gradients();
-    publish();
-    step_ = counts ? counts->steps : 0;
-    initialized_ = true;
-    compared_ = counts.has_value();
-  }
-
-  // What every rank of the site gives, in rank order; lists of equal lengths. A collective call for
-  // those who build on the model: a few numbers, no bulk.
-  [[nodiscard]] std::vector<std::uint64_t> gather(const std::vector<std::uint64_t>& own,
-                                                  std::string_view label) {
-    return detail::gather_from_all<std::uint64_t>(context_, own, label, phase::checkpoint);
-  }
-  // The same over the ranks of all sites, one site after the other; on an elastic axis zeros where
-  // nobody is. With replicas, those of this rank's replica.
-  [[nodiscard]] std::vector<std::uint64_t> gather_from_sites(const std::vector<std::uint64_t>& own,
-                                                             std::string_view label) {
-    return detail::gather_over<std::uint64_t>(context_, context_.sites, own, label,
-                                              phase::checkpoint);
+  // For those who save, restore or examine models.
+  [[nodiscard]] model_persistence<sharded_model> persistence() {
+    return model_persistence<sharded_model>(*this);
   }
 
   [[nodiscard]] const memory_usage& memory_in_use() const { return context_.usage; }
@@ -599,24 +502,6 @@ class sharded_model {
     } else {
       write(parameters_.segment(i));
     }
-  }
-
-  template <class Visit>
-  void for_each_held_mutable(Visit&& visit) {
-    for (std::size_t i = 0; i < plan().local_segments.size(); ++i) {
-      if (!is_here(i)) continue;
-      const local_segment& segment = plan().local_segments[i];
-      const placement_item& item = plan().items[segment.item];
-      const held_part part{item.tensor, segment.item, item.offset + segment.offset};
-      if (is_trainable_here(i)) {
-        visit(part, masters_.segment(i));
-      } else {
-        visit(part, parameters_.segment(i));
-      }
-    }
-    states_.for_each_state_held([&](std::size_t item, std::size_t k, index_t first, auto values) {
-      visit(held_part{arrays_.first_state[item] + k, item, first}, values);
-    });
   }
 
   // A step of the model, whose gradients are complete or given up.

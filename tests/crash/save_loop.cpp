@@ -3,6 +3,9 @@
 //   save_loop train FOLDER STEPS   goes on from the latest checkpoint in FOLDER, if there is one,
 //                                  until STEPS, and saves after every step; prints each step that
 //                                  is saved
+//   save_loop behind FOLDER STEPS  the same by a background_saver, which writes while the next
+//                                  step is taken: completed by poll(), by wait(), or by the next
+//                                  save()
 //   save_loop check FOLDER LEAST   every checkpoint there has the values of a run that nothing ever
 //                                  interrupted, at another number of ranks; the latest is of step
 //                                  LEAST or a later one
@@ -78,8 +81,17 @@ std::vector<float> parameters_of(Model& model) {
   return all;
 }
 
-void train(const std::string& folder, std::int64_t steps) {
+template <class Model>
+void print_saved(const Model& model, std::int64_t step) {
+  if (model.rank() != 0) return;
+  fmt::print("{}\n", step);
+  std::fflush(stdout);
+}
+
+// Saves by save(), or else by a background_saver.
+void train(const std::string& folder, std::int64_t steps, bool behind) {
   with_model(2, [&](auto& model) {
+    mfsdp::background_saver saver(folder);
     std::int64_t step = 0;
     if (mfsdp::latest_checkpoint(model, folder)) {
       step = mfsdp::load(model, folder).step;
@@ -88,11 +100,21 @@ void train(const std::string& folder, std::int64_t steps) {
     }
     while (step < steps) {
       train_step(model, ++step);
-      mfsdp::save(model, folder);
-      if (model.rank() != 0) continue;
-      fmt::print("{}\n", step);
-      std::fflush(stdout);
+      if (!behind) {
+        mfsdp::save(model, folder);
+        print_saved(model, step);
+        continue;
+      }
+      saver.save(model);  // completes that of the step before, unless poll() or wait() have
+      if (step % 3 == 0 && saver.wait()) {
+        print_saved(model, step);
+      } else if (step % 3 == 1 && saver.poll()) {
+        print_saved(model, step);
+      } else if (step % 3 == 2) {
+        print_saved(model, step - 1);
+      }
     }
+    if (saver.wait()) print_saved(model, step);
   });
 }
 
@@ -134,12 +156,12 @@ void check(const std::string& folder, std::int64_t least) {
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    if (arguments.size() == 3 && arguments[0] == "train") {
-      train(arguments[1], std::stoll(arguments[2]));
+    if (arguments.size() == 3 && (arguments[0] == "train" || arguments[0] == "behind")) {
+      train(arguments[1], std::stoll(arguments[2]), arguments[0] == "behind");
     } else if (arguments.size() == 3 && arguments[0] == "check") {
       check(arguments[1], std::stoll(arguments[2]));
     } else {
-      fmt::print(stderr, "usage: save_loop train FOLDER STEPS | check FOLDER LEAST\n");
+      fmt::print(stderr, "usage: save_loop train|behind FOLDER STEPS | check FOLDER LEAST\n");
       return 2;
     }
   } catch (const std::exception& e) {

@@ -290,13 +290,13 @@ namespace {
 
 ncclResult_t task_call(const char* function, ncclComm_t comm, cudaStream_t stream,
                        const nccl_task& task) {
-  return enter(function, ncclInvalidUsage, [&](auto&) {
-    const ncclResult_t code = submit(comm, stream, task);
-    nccl_group_calls& group = the_nccl().groups[std::this_thread::get_id()];
-    const bool accepted = code == ncclSuccess || code == ncclInProgress;
-    if (group.depth > 0 && !accepted && group.failed == ncclSuccess) group.failed = code;
-    return code;
-  });
+  const ncclResult_t code =
+      enter(function, ncclInvalidUsage, [&](auto&) { return submit(comm, stream, task); });
+  if (code == ncclSuccess || code == ncclInProgress) return code;
+  const std::lock_guard guard(the_machine().lock);
+  nccl_group_calls& group = the_nccl().groups[std::this_thread::get_id()];
+  if (group.depth > 0 && group.failed == ncclSuccess) group.failed = code;
+  return code;
 }
 
 }  // namespace

@@ -3,6 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "emulation/emulation.hpp"
 
 // Fails the test for everything that the emulation has found wrong.
@@ -28,5 +33,15 @@ class session {
   session(const session&) = delete;
   session& operator=(const session&) = delete;
 };
+
+// Takes the errors: there must be one, which names all of these.
+inline void expect_error(std::initializer_list<std::string_view> parts) {
+  const std::vector<std::string> found = take_errors();
+  REQUIRE_MESSAGE(!found.empty(), "no device error that says: " << *parts.begin());
+  for (const std::string_view part : parts) {
+    CHECK_MESSAGE(found[0].find(part) != std::string::npos, found[0] << "\nexpected: " << part);
+  }
+  for (std::size_t i = 1; i < found.size(); ++i) FAIL_CHECK(found[i]);
+}
 
 }  // namespace emulation

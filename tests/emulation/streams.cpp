@@ -60,7 +60,7 @@ void check_order(const operation& what, const access& each, const timeline& now)
                                    first, last, a.name));
   }
   const auto found = writes(each.how) ? a.history.write(first, last, by, now.clock)
-                                            : a.history.read(first, last, by, now.clock);
+                                      : a.history.read(first, last, by, now.clock);
   if (found) {
     report(*what.name,
            fmt::format("{} bytes {} to {} of {}, and is not ordered after {}, which {} there",

@@ -244,7 +244,7 @@ inline bool loads(std::string_view input) {
       }
     }
   }
-  const std::int64_t steps = model.counts().steps;
+  const std::int64_t steps = model.persistence().counts().steps;
   {
     const auto weights = model.acquire(unit, mfsdp::pass::backward);
     const auto gradients = model.gradients(unit);
@@ -252,7 +252,7 @@ inline bool loads(std::string_view input) {
     gradients.reduce();
   }
   model.step();
-  require(model.counts().steps == steps + 1, "a step is taken");
+  require(model.persistence().counts().steps == steps + 1, "a step is taken");
   return true;
 }
 

@@ -30,8 +30,8 @@ TEST_CASE("a report from shapes is what a run exchanges, but for the counts of s
       CHECK(sent >= load.exchanged);
       CHECK(sent <= 1.05 * load.exchanged);  // the model is tiny
       index_t kept = 0;
-      model.for_each_held([&](const held_part& part, auto values) {
-        if (model.arrays()[part.array].is_state()) kept += std::ssize(values);
+      model.persistence().for_each_held([&](const held_part& part, auto values) {
+        if (model.persistence().arrays()[part.array].is_state()) kept += std::ssize(values);
       });
       index_t reported = 0;
       for (const auto& [state, elements] : load.states) reported += elements;

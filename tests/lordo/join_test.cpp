@@ -90,8 +90,8 @@ TEST_CASE("a newcomer starts without the feedback of the site that it takes from
     CAPTURE(which);
     const auto feedback_of = [&](auto& model) {
       std::vector<float> all;
-      model.for_each_held([&](const held_part& part, std::span<const float> values) {
-        if (model.arrays()[part.array].state != feedback[which]) return;
+      model.persistence().for_each_held([&](const held_part& part, std::span<const float> values) {
+        if (model.persistence().arrays()[part.array].state != feedback[which]) return;
         all.insert(all.end(), values.begin(), values.end());
       });
       return all;

@@ -17,7 +17,7 @@ set(layer_3 "mfsdp/(plan|plan_layout|plan_text|plan_report|planner|exchange_repo
 set(layer_4 "mfsdp/(mfsdp|checkpoint|cuda/instantiate)" "lordo/(lordo|cuda/instantiate)")
 
 # Other libraries, each with the headers that may include it.
-set(posix "(fcntl|unistd|sys/resource|sys/stat)\\.h")
+set(posix "(fcntl|unistd|sys/file|sys/resource|sys/stat)\\.h")
 set(sockets "(fcntl|netdb|poll|sys/socket|unistd)\\.h")
 set(third_party "Eigen/" "cublasLt.h" "cuda_runtime_api.h" "fmt/" "immintrin.h" "mpi.h" "nccl.h" "nlohmann/" "${posix}"
                 "${sockets}")

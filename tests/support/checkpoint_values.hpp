@@ -18,8 +18,8 @@ using mfsdp::index_t;
 
 // "block.up", or "block.up#1 muon.momentum".
 template <class Model>
-std::string name_of(const Model& model, std::size_t array) {
-  const mfsdp::model_array& about = model.arrays()[array];
+std::string name_of(Model& model, std::size_t array) {
+  const mfsdp::model_array& about = model.persistence().arrays()[array];
   std::string name = model.plan().spec.tensors()[about.tensor].name;
   if (!about.is_state()) return name;
   const mfsdp::placement_item& item = model.plan().items[about.item];
@@ -45,7 +45,7 @@ void set_values(Model& model, int salt, std::int64_t steps = 7) {
   mfsdp::training_counts counts{steps, std::vector<std::int64_t>(model.plan().items.size())};
   for (std::size_t i = 0; i < counts.updates.size(); ++i)
     counts.updates[i] = made_up_updates(i, salt, steps);
-  model.restore(counts, false, [&](auto&& for_each) {
+  model.persistence().restore(counts, false, [&](auto&& for_each) {
     for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
       const std::string name = name_of(model, part.array);
       for (std::size_t i = 0; i < values.size(); ++i) {
@@ -59,16 +59,17 @@ void set_values(Model& model, int salt, std::int64_t steps = 7) {
 template <class Model>
 index_t count_wrong(Model& model, int salt, std::int64_t steps = 7) {
   index_t wrong = 0;
-  const mfsdp::training_counts counts = model.counts();
-  model.for_each_held([&]<class T>(const mfsdp::held_part& part, std::span<const T> values) {
-    const std::string name = name_of(model, part.array);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const float expected = made_up(name, part.first + static_cast<index_t>(i), salt);
-      wrong += static_cast<float>(values[i]) == static_cast<float>(T(expected)) ? 0 : 1;
-    }
-    if (!model.arrays()[part.array].is_state()) return;
-    wrong += counts.updates[part.item] == made_up_updates(part.item, salt, steps) ? 0 : 1;
-  });
+  const mfsdp::training_counts counts = model.persistence().counts();
+  model.persistence().for_each_held(
+      [&]<class T>(const mfsdp::held_part& part, std::span<const T> values) {
+        const std::string name = name_of(model, part.array);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const float expected = made_up(name, part.first + static_cast<index_t>(i), salt);
+          wrong += static_cast<float>(values[i]) == static_cast<float>(T(expected)) ? 0 : 1;
+        }
+        if (!model.persistence().arrays()[part.array].is_state()) return;
+        wrong += counts.updates[part.item] == made_up_updates(part.item, salt, steps) ? 0 : 1;
+      });
   return wrong + (counts.steps == steps ? 0 : 1);
 }
 
@@ -78,9 +79,9 @@ class everything {
   template <class Model>
   void add(Model& model) {
     const std::scoped_lock guard(mutex_);
-    const mfsdp::training_counts counts = model.counts();
-    model.for_each_held([&](const mfsdp::held_part& part, auto values) {
-      const mfsdp::model_array& about = model.arrays()[part.array];
+    const mfsdp::training_counts counts = model.persistence().counts();
+    model.persistence().for_each_held([&](const mfsdp::held_part& part, auto values) {
+      const mfsdp::model_array& about = model.persistence().arrays()[part.array];
       std::vector<float>& all = arrays_[name_of(model, part.array)];
       all.resize(static_cast<std::size_t>(about.elements));
       std::transform(values.begin(), values.end(), all.begin() + part.first,
@@ -96,7 +97,7 @@ class everything {
   void put(Model& model, bool joins = false) const {
     mfsdp::training_counts counts{steps_, std::vector<std::int64_t>(model.plan().items.size())};
     for (const auto& [item, count] : updates_) counts.updates[item] = count;
-    model.restore(counts, joins, [&](auto&& for_each) {
+    model.persistence().restore(counts, joins, [&](auto&& for_each) {
       for_each([&]<class T>(const mfsdp::held_part& part, std::span<T> values) {
         const std::vector<float>& all = arrays_.at(name_of(model, part.array));
         for (std::size_t i = 0; i < values.size(); ++i) {

@@ -21,6 +21,8 @@
 
 namespace toy {
 
+inline constexpr std::chrono::seconds patient{30};  // nothing may last as long
+
 // Momentum with an anchor, and a rate that falls with the number of updates. Every `period` steps
 // half of the way from the anchor is averaged, and the other half stays behind as error feedback;
 // every `momentum_period` steps momentum is averaged.

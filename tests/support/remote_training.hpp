@@ -23,12 +23,13 @@ struct host_training {
 template <class Model>
 std::vector<std::byte> bytes_held(Model& model) {
   std::vector<std::byte> all;
-  model.for_each_held([&]<class T>(const mfsdp::held_part&, std::span<const T> values) {
-    std::vector<T> host(values.size());
-    model.read(values, std::span(host));
-    const auto bytes = std::as_bytes(std::span(host));
-    all.insert(all.end(), bytes.begin(), bytes.end());
-  });
+  model.persistence().for_each_held(
+      [&]<class T>(const mfsdp::held_part&, std::span<const T> values) {
+        std::vector<T> host(values.size());
+        model.persistence().read(values, std::span(host));
+        const auto bytes = std::as_bytes(std::span(host));
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      });
   return all;
 }
 
@@ -49,7 +50,7 @@ std::vector<std::byte> train_from_host(Model& model, const host_training& how) {
           if (gradients[t].size() == 0) continue;
           const auto read = [&]<class T>(mfsdp::matrix_view<const T> of) {
             std::vector<T> host(static_cast<std::size_t>(of.size()));
-            model.read(std::span<const T>(of.flat()), std::span(host));
+            model.persistence().read(std::span<const T>(of.flat()), std::span(host));
             for (std::size_t i = 0; i < host.size(); ++i) {
               host[i] = T(toy::derivative(static_cast<float>(host[i]), i, t, model.rank(), step,
                                           micro + 3 * model.site()));

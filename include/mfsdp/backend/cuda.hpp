@@ -67,6 +67,8 @@ class cuda_backend {
   [[nodiscard]] int device() const { return context_->device(); }
   // Queue your own work here, or order it by events.
   [[nodiscard]] cudaStream_t stream() const { return context_->stream(); }
+  // Whether this is the memory of a device.
+  [[nodiscard]] bool on_device(const void* p) const { return cuda::context::on_device(p); }
   // For cuda::recorded_step.
   [[nodiscard]] const std::shared_ptr<cuda::context>& context() const { return context_; }
   // Blocks until all that is queued is done.

@@ -23,7 +23,7 @@ using gather_numbers =
 template <class Model>
 [[nodiscard]] gather_numbers gather_of(Model& model) {
   return [&model](const std::vector<std::uint64_t>& own, std::string_view label) {
-    return model.gather(own, label);
+    return model.persistence().gather(own, label);
   };
 }
 

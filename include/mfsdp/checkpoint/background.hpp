@@ -35,16 +35,17 @@ class background_saver {
   // as mfsdp::save; those of the former one mean that this one has not begun.
   template <class Model>
   void save(Model& model, const save_options& options = {}) {
-    model.require_step_boundary("save");
+    const auto held = model.persistence();
+    held.require_step_boundary("save");
     wait();
     auto fresh = std::make_unique<pending_save>(detail::set_up_writer(model), root_, options);
     const std::string fault = detail::fault_of([&] {
       detail::for_each_written(
-          model, fresh->writer.share(),
+          held, fresh->writer.share(),
           [&]<class T>(const held_part& part, std::span<const T> values) {
             copy& next = fresh->copies.emplace_back(copy{part, sizeof(T), values.size_bytes(), {}});
             next.bytes = std::make_unique_for_overwrite<std::byte[]>(next.size);
-            model.read(values, std::span(reinterpret_cast<T*>(next.bytes.get()), values.size()));
+            held.read(values, std::span(reinterpret_cast<T*>(next.bytes.get()), values.size()));
           });
       pending_save& task = *fresh;
       thread_ = std::thread([&task] { task.write(); });
@@ -92,14 +93,13 @@ class background_saver {
         detail::rank_share& share = writer.share();
         share.open(writer.partial());
         for (copy& each : copies) {
+          const std::span<const std::byte> all(each.bytes.get(), each.size);
           const auto width = static_cast<index_t>(each.width);
-          const index_t elements = static_cast<index_t>(each.size) / width;
-          detail::for_each_part(elements, detail::checkpoint_chunk / width,
-                                [&](index_t at, index_t count) {
-                                  const std::span<const std::byte> all(each.bytes.get(), each.size);
-                                  share.put(each.part.array, each.part.first + at,
-                                            slice(all, at * width, count * width), each.width);
-                                });
+          detail::for_each_chunk(std::ssize(all) / width, each.width,
+                                 [&](index_t at, index_t count) {
+                                   share.put(each.part.array, each.part.first + at,
+                                             slice(all, at * width, count * width), each.width);
+                                 });
           each.bytes.reset();
         }
         share.finish();

@@ -14,15 +14,25 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 // What is copied, hashed, and written or read at a time, in bytes: it stays in a core's cache.
 inline constexpr index_t checkpoint_chunk = index_t{1} << 20;
 
-// Calls f(first, host copy) for the parts of a span that for_each_held has shown.
-template <class Model, class T, class F>
-void for_each_host_chunk(Model& model, std::span<const T> values, F&& f) {
-  const index_t most = checkpoint_chunk / static_cast<index_t>(sizeof(T));
-  std::vector<T> host(static_cast<std::size_t>(std::min(most, std::ssize(values))));
-  for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
-    const std::span<T> copy = slice(std::span(host), 0, count);
-    model.read(slice(values, at, count), copy);
-    f(at, std::span<const T>(copy));
+// Calls f(first, count) for the chunks of so many elements of so many bytes each.
+template <class F>
+void for_each_chunk(index_t elements, std::size_t width, F&& f) {
+  for_each_part(elements, checkpoint_chunk / static_cast<index_t>(width), f);
+}
+
+// Calls f(first, values on the host) for the parts of a span that for_each_held has shown.
+template <class Persistence, class T, class F>
+void for_each_host_chunk(const Persistence& held, std::span<const T> values, F&& f) {
+  std::vector<T> copy;
+  for_each_chunk(std::ssize(values), sizeof(T), [&](index_t at, index_t count) {
+    std::span<const T> host = slice(values, at, count);
+    if constexpr (!Persistence::host_memory) {
+      copy.resize(std::max(copy.size(), static_cast<std::size_t>(count)));
+      const std::span<T> copied = slice(std::span(copy), 0, count);
+      held.read(host, copied);
+      host = copied;
+    }
+    f(at, host);
   });
 }
 

@@ -15,7 +15,7 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// Tensors in the order of the spec; arrays in that of sharded_model::arrays(), without parts.
+// Tensors in the order of the spec; arrays in that of model_persistence::arrays(), without parts.
 [[nodiscard]] inline manifest describe_arrays(const plan& p, std::span<const model_array> arrays,
                                               std::span<const model_rule> rules) {
   manifest m;
@@ -48,15 +48,16 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 
 template <class Model>
 [[nodiscard]] manifest describe_model(Model& model) {
-  manifest m = describe_arrays(model.plan(), model.arrays(), model.rules());
+  const auto persistence = model.persistence();
+  manifest m = describe_arrays(model.plan(), persistence.arrays(), persistence.rules());
   m.plan_hash = fmt::format("{:016x}", plan_hash(model.plan()));
   m.ranks = model.plan().ranks;
   m.replicas = model.ranks() / model.plan().ranks;
   m.site = model.site();
   m.sites = model.sites();
   m.placement = model.plan().placement;
-  m.precision = model.precision_text();
-  m.rounding_seed = model.options().rounding_seed;
+  m.precision = persistence.precision_text();
+  m.rounding_seed = persistence.options().rounding_seed;
   return m;
 }
 

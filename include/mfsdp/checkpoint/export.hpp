@@ -165,10 +165,11 @@ class export_layout {
 // checkpoint_error as save; also if anything is there already.
 template <class Model>
 void export_model(Model& model, const std::string& path, const export_options& options = {}) {
-  model.require_step_boundary("export_model");
+  const auto held = model.persistence();
+  held.require_step_boundary("export_model");
   const detail::gather_numbers gather = detail::gather_of(model);
   const std::string doing = fmt::format("export to '{}'", path);
-  const auto parameters = model.arrays().first(model.plan().tensors.size());
+  const auto parameters = held.arrays().first(model.plan().tensors.size());
   const auto parts =
       detail::divide_writing(model.plan(), parameters, model.ranks() / model.plan().ranks);
   std::optional<detail::export_layout> files;
@@ -184,10 +185,10 @@ void export_model(Model& model, const std::string& path, const export_options& o
       if (model.rank() == 0) files->begin();
     });
     all_of_them([&] {
-      model.for_each_held([&]<class T>(const held_part& part, std::span<const T> values) {
+      held.for_each_held([&]<class T>(const held_part& part, std::span<const T> values) {
         const auto* const own = detail::find_part(parts, part.array, part.first);
         if (own == nullptr || own->rank != model.rank()) return;
-        detail::for_each_host_chunk(model, values, [&](index_t at, std::span<const T> host) {
+        detail::for_each_host_chunk(held, values, [&](index_t at, std::span<const T> host) {
           files->put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
         });
       });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -69,6 +70,10 @@ class file {
   }
   // An existing one to write to.
   [[nodiscard]] static file amend(const std::string& path) { return {path, O_WRONLY, "open"}; }
+  // One to lock, whose content does not matter; it may be there.
+  [[nodiscard]] static file create_or_open(const std::string& path) {
+    return {path, O_WRONLY | O_CREAT, "create"};
+  }
   // An existing one to read. Fails on links, and at once on pipes and devices.
   [[nodiscard]] static file open(const std::string& path) { return {path, O_RDONLY, "open"}; }
 
@@ -133,6 +138,17 @@ class file {
     while (::fsync(descriptor_) != 0) {
       if (errno != EINTR) fail("write to the disk", errno);
     }
+  }
+  // Whether nobody else has locked this file; nobody can then, until it is closed or the process
+  // ends. Always where the file system has no locks.
+  [[nodiscard]] bool try_lock() const {
+    int result = 0;
+    do {
+      result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0 || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) return true;
+    if (errno != EWOULDBLOCK) fail("lock", errno);
+    return false;
   }
   // Some file systems report only here that writing failed. Nothing may follow.
   void close() {

@@ -4,6 +4,7 @@
 //   <root>/site-1/step-000000000120/   one of several sites'
 //   .step-000000000120.partial/        being written, or left by who has died while writing
 //   .step-000000000120.removed/        no longer kept: unlinked while the next one is written
+//   .lock                              locked by who is saving here
 //   .step-000000000120.abandoned/      put aside by load, or without manifest.json when this step
 //                                      was saved; stays until a person removes it
 //
@@ -91,6 +92,20 @@ inline void hide(const std::string& folder, const std::string& name, std::int64_
   std::string unused = hidden;
   for (int n = 2; is_there(unused); ++n) unused = fmt::format("{}-{}", hidden, n);
   rename_durably(fmt::format("{}/{}", folder, name), unused);
+}
+
+// Nobody else saves to a folder, which is created if need be, until this is closed. Errors:
+// checkpoint_error if somebody does.
+[[nodiscard]] inline file lock_folder(const std::string& folder) {
+  create_folders(folder);
+  file lock = file::create_or_open(folder + "/.lock");
+  if (!lock.try_lock()) {
+    throw checkpoint_error(fmt::format(
+        "another job, or another saver of this one, is saving to '{}' now: end it, or name another "
+        "folder",
+        folder));
+  }
+  return lock;
 }
 
 // Where a checkpoint of this step is written. Creates the folders; what an earlier crash has left

@@ -21,6 +21,7 @@
 #include "mfsdp/checkpoint/reader.hpp"
 #include "mfsdp/checkpoint/types.hpp"
 #include "mfsdp/runtime/bits_hash.hpp"
+#include "mfsdp/runtime/persistence.hpp"
 
 namespace mfsdp::inline MFSDP_ABI {
 
@@ -47,6 +48,7 @@ class model_loader {
   model_loader(Model& model, const manifest& stored, const matched_manifest& matched,
                std::string folder)
       : model_(model),
+        held_(model.persistence()),
         stored_(stored),
         matched_(matched),
         reader_(std::move(folder), stored),
@@ -72,7 +74,7 @@ class model_loader {
   // holds of a cut array is a part of its sum, otherwise every rank has read all of it.
   [[nodiscard]] std::string damage(const std::vector<std::uint64_t>& of_all) const {
     std::string text;
-    const auto arrays = model_.arrays();
+    const auto arrays = held_.arrays();
     const int ranks = model_.ranks();
     for (std::size_t a = 0; a < arrays.size(); ++a) {
       if (matched_.arrays[a] == stored_.arrays.size()) continue;
@@ -113,22 +115,30 @@ class model_loader {
   template <class Stored, class T>
   void fill_from(const held_part& part, std::span<T> values) {
     using word = std::conditional_t<sizeof(Stored) == 2, std::uint16_t, std::uint32_t>;
+    constexpr bool in_place = std::same_as<Stored, T> && decltype(held_)::host_memory;
     const index_t most = chunk_elements(part);
     const auto room = static_cast<std::size_t>(std::min(most, std::ssize(values)));
-    std::vector<Stored> read(room);
+    std::vector<Stored> read(in_place ? 0 : room);
     std::vector<T> converted(std::same_as<Stored, T> ? 0 : room);
     for_each_part(std::ssize(values), most, [&](index_t at, index_t count) {
       look_ahead();
+      const auto read_to = [&](std::span<Stored> host) {
+        reader_.read(matched_.arrays[part.array], part.first + at, host);
+        checksums_[part.array] += bits_hash_of<word>(std::as_bytes(host), part.first + at);
+      };
+      if constexpr (in_place) {
+        read_to(slice(values, at, count));
+        return;
+      }
       const std::span<Stored> host = slice(std::span(read), 0, count);
-      reader_.read(matched_.arrays[part.array], part.first + at, host);
-      checksums_[part.array] += bits_hash_of<word>(std::as_bytes(host), part.first + at);
+      read_to(host);
       if constexpr (std::same_as<Stored, T>) {
-        model_.write(std::span<const T>(host), slice(values, at, count));
+        held_.write(std::span<const T>(host), slice(values, at, count));
       } else {
         const std::span<T> narrow = slice(std::span(converted), 0, count);
         std::ranges::transform(host, narrow.begin(),
                                [](Stored value) { return T(static_cast<float>(value)); });
-        model_.write(std::span<const T>(narrow), slice(values, at, count));
+        held_.write(std::span<const T>(narrow), slice(values, at, count));
       }
     });
   }
@@ -142,6 +152,7 @@ class model_loader {
   }
 
   Model& model_;
+  model_persistence<Model> held_;
   const manifest& stored_;
   const matched_manifest& matched_;
   checkpoint_reader reader_;
@@ -169,7 +180,8 @@ class model_loader {
 // array is gathered.
 template <class Model>
 loaded load(Model& model, const std::string& root, const load_options& options = {}) {
-  model.require_restorable("load");
+  const auto persistence = model.persistence();
+  persistence.require_restorable("load");
   const detail::site_group group = detail::group_of(model);
   const detail::chosen_checkpoint chosen = detail::choose_checkpoint(
       root, detail::steps_of_sites(root, group), group.site, options.parameters_only, options.step);
@@ -212,7 +224,7 @@ loaded load(Model& model, const std::string& root, const load_options& options =
   result.trainer = stored.trainer;
   result.changed_options = matched.changed_options;
 
-  model.restore(counts, chosen.joins, [&](auto&& for_each) {
+  persistence.restore(counts, chosen.joins, [&](auto&& for_each) {
     detail::model_loader<Model> loader(model, stored, matched, chosen.path);
     std::string fault = detail::fault_of([&] {
       for_each([&](const held_part& part, auto values) { loader.announce(part, values); });
@@ -220,7 +232,7 @@ loaded load(Model& model, const std::string& root, const load_options& options =
     });
     fault = detail::join_faults(detail::gather_texts(group.of_site, fault, doing));
     if (fault.empty()) {
-      const std::string damage = loader.damage(model.gather(loader.checksums(), doing));
+      const std::string damage = loader.damage(persistence.gather(loader.checksums(), doing));
       if (!damage.empty()) {
         fault = "these are not the bytes that were saved, by their checksums: " + damage;
       }

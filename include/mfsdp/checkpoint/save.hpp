@@ -13,9 +13,9 @@ namespace mfsdp::inline MFSDP_ABI {
 namespace detail {
 
 // Calls f(part, values) for what this rank writes.
-template <class Model, class F>
-void for_each_written(Model& model, const rank_share& share, F&& f) {
-  model.for_each_held([&](const held_part& part, auto values) {
+template <class Persistence, class F>
+void for_each_written(const Persistence& held, const rank_share& share, F&& f) {
+  held.for_each_held([&](const held_part& part, auto values) {
     if (!values.empty() && share.writes(part.array, part.first)) f(part, values);
   });
 }
@@ -34,15 +34,16 @@ void for_each_written(Model& model, const rank_share& share, F&& f) {
 // a line on stderr.
 template <class Model>
 std::string save(Model& model, const std::string& root, const save_options& options = {}) {
-  model.require_step_boundary("save");
+  const auto held = model.persistence();
+  held.require_step_boundary("save");
   detail::checkpoint_writer writer(detail::set_up_writer(model), root, options);
   const std::string fault = detail::fault_of([&] {
     writer.unlink_earlier();
     detail::rank_share& share = writer.share();
     share.open(writer.partial());
     detail::for_each_written(
-        model, share, [&]<class T>(const held_part& part, std::span<const T> values) {
-          detail::for_each_host_chunk(model, values, [&](index_t at, std::span<const T> host) {
+        held, share, [&]<class T>(const held_part& part, std::span<const T> values) {
+          detail::for_each_host_chunk(held, values, [&](index_t at, std::span<const T> host) {
             share.put(part.array, part.first + at, std::as_bytes(host), sizeof(T));
           });
         });

@@ -24,6 +24,10 @@ namespace mfsdp::inline MFSDP_ABI::detail {
 // A rank has a file of parameters and one of states, if it writes any.
 inline constexpr std::array<std::string_view, 2> share_kinds{"parameters", "states"};
 
+[[nodiscard]] inline std::size_t share_kind(const stored_array& array) {
+  return array.is_parameter() ? 0 : 1;
+}
+
 [[nodiscard]] inline std::string share_name(std::size_t kind, int rank, int ranks) {
   return fmt::format("{}-{:05}-of-{:05}.safetensors", share_kinds[kind], rank, ranks);
 }
@@ -97,7 +101,7 @@ class rank_share {
       const stored_array& array = description_.arrays[part.array];
       const stored_tensor& tensor = *tensors.at(array.tensor);
       names.push_back(array_key(array, tensor, part.first, part.count));
-      kinds_.push_back(array.is_parameter() ? 0 : 1);
+      kinds_.push_back(share_kind(array));
       entries[kinds_.back()].push_back(
           {names.back(), array.dtype, array_shape(array, tensor, part.first, part.count)});
     }

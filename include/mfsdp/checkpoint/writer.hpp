@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,10 +50,11 @@ struct writer_setup {
 
 template <class Model>
 [[nodiscard]] writer_setup set_up_writer(Model& model) {
-  const training_counts now = model.counts();
+  const auto persistence = model.persistence();
+  const training_counts now = persistence.counts();
   writer_setup setup{
       describe_model(model),
-      divide_writing(model.plan(), model.arrays(), model.ranks() / model.plan().ranks),
+      divide_writing(model.plan(), persistence.arrays(), model.ranks() / model.plan().ranks),
       now.updates,
       &model.plan(),
       model.rank(),
@@ -76,6 +78,7 @@ class checkpoint_writer {
     const std::string fault = fault_of([&] {
       require_options();
       if (setup_.rank != 0) return;
+      lock_.emplace(lock_folder(folder_));
       begin_partial(folder_, setup_.description.step);
       begun = true;
     });
@@ -183,8 +186,7 @@ class checkpoint_writer {
     }
     for (const written_part& part : setup_.parts) {
       stored_array& array = m.arrays[part.array];
-      const std::size_t kind = array.is_parameter() ? 0 : 1;
-      array.parts.push_back({files.at({part.rank, kind}), part.first, part.count});
+      array.parts.push_back({files.at({part.rank, share_kind(array)}), part.first, part.count});
     }
   }
 
@@ -197,6 +199,7 @@ class checkpoint_writer {
   int keep_last_;
   std::string folder_;  // of the site
   std::string doing_;
+  std::optional<file> lock_;  // of rank 0, on the folder
   rank_share share_;
 };
 

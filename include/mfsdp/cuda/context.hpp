@@ -97,6 +97,12 @@ class context {
     require(cudaMemsetAsync(x, 0, bytes, stream_), "cudaMemsetAsync");
   }
 
+  [[nodiscard]] static bool on_device(const void* p) {
+    cudaPointerAttributes seen{};
+    require(cudaPointerGetAttributes(&seen, p), "cudaPointerGetAttributes");
+    return seen.type == cudaMemoryTypeDevice;
+  }
+
   // Blocks until the number is there.
   [[nodiscard]] double read(const double* number) {
     if (recorder_ != nullptr) recorder::refuse("read a sum of squares");
@@ -113,12 +119,6 @@ class context {
   void wait() const { require(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
  private:
-  static bool on_device(const void* p) {
-    cudaPointerAttributes seen{};
-    require(cudaPointerGetAttributes(&seen, p), "cudaPointerGetAttributes");
-    return seen.type == cudaMemoryTypeDevice;
-  }
-
   // One object for each kind of body, to know it by.
   template <class Body>
   static constexpr char body_name = 0;

@@ -69,12 +69,12 @@ template struct kernel<elementwise<mfsdp::detail::chaotic_map<float>, float, 2>>
 template struct kernel<elementwise<mfsdp::detail::chaotic_map<double>, double, 2>>;
 template struct kernel<elementwise<mfsdp::detail::descend<float>, float, 2>>;
 template struct kernel<elementwise<mfsdp::detail::descend<double>, double, 2>>;
-template struct kernel<elementwise<mfsdp::detail::difference, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::change_since, float, 2>>;
 template struct kernel<elementwise<mfsdp::detail::divide_by_root<float>, float, 2>>;
 template struct kernel<elementwise<mfsdp::detail::divide_by_root<double>, double, 2>>;
 template struct kernel<elementwise<mfsdp::detail::divide_by_size<float>, float, 2>>;
 template struct kernel<elementwise<mfsdp::detail::divide_by_size<double>, double, 2>>;
-template struct kernel<elementwise<mfsdp::detail::divided<float>, float, 2>>;
+template struct kernel<elementwise<mfsdp::detail::divided_copy, float, 2>>;
 template struct kernel<elementwise<mfsdp::detail::filter_gradient<float>, float, 3>>;
 template struct kernel<elementwise<mfsdp::detail::filter_gradient<double>, double, 3>>;
 template struct kernel<elementwise<mfsdp::detail::inverse_root<float>, float, 1>>;

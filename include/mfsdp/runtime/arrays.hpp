@@ -28,7 +28,7 @@ struct model_array {
 
 // A range of an array that a rank holds.
 struct held_part {
-  std::size_t array = 0;  // of sharded_model::arrays()
+  std::size_t array = 0;  // of model_persistence::arrays()
   std::size_t item = 0;   // of the plan: what placed it here
   index_t first = 0;      // of the array's elements
 };

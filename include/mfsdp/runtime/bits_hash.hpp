@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,19 +16,53 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
+// The element x at place 1024 b + r counts as m(b) (a(r) xor x) h(r) modulo 2^64, where a, h and m
+// are pseudo-random and h and m odd: no change of one element leaves the sum as it was. h has no
+// order that places have, so that equal changes in several places do not cancel, as they would with
+// multiples of one number. The sum over r is one vector multiplication for every few elements.
+struct bits_hash_keys {
+  static constexpr std::size_t period = 1024;
+
+  std::array<std::uint32_t, period> added{};       // a
+  std::array<std::uint32_t, period> multiplied{};  // h
+
+  constexpr bits_hash_keys() {
+    for (std::size_t r = 0; r < period; ++r) {
+      const std::uint64_t key = mix((r + 1) * golden_gamma);
+      added[r] = static_cast<std::uint32_t>(key);
+      multiplied[r] = static_cast<std::uint32_t>(key >> 32) | 1;
+    }
+  }
+
+  [[nodiscard]] static constexpr std::uint64_t of_block(std::uint64_t block) {  // m
+    return mix(~block * golden_gamma) | 1;
+  }
+};
+inline constexpr bits_hash_keys hash_keys;
+
 // Of elements first, first + 1, ... of an array, in host memory: the hash of a whole is the sum of
 // those of its parts, wherever it is cut. Depends on bits and places, on all 64 bits of these; a
-// Word is as wide as an element, 16 or 32 bits. Multiples of the golden ratio are far apart: places
-// less than 2^30 from each other have no key in common, whatever their elements.
+// Word is as wide as an element, 16 or 32 bits.
 template <class Word>
 [[nodiscard]] std::uint64_t bits_hash_of(std::span<const std::byte> elements, index_t first) {
+  constexpr std::size_t period = bits_hash_keys::period;
   std::uint64_t sum = 0;
-  const auto place = static_cast<std::uint64_t>(first);
   const std::size_t count = elements.size() / sizeof(Word);
-  for (std::size_t i = 0; i < count; ++i) {
-    Word bits;
-    std::memcpy(&bits, elements.data() + i * sizeof(Word), sizeof(Word));
-    sum += mix((place + i) * golden_gamma + bits);
+  for (std::size_t i = 0; i < count;) {
+    const std::uint64_t place = static_cast<std::uint64_t>(first) + i;
+    const std::size_t r = place % period;
+    const std::size_t here = std::min(count - i, period - r);
+    const std::byte* const from = elements.data() + i * sizeof(Word);
+    const std::uint32_t* const added = hash_keys.added.data() + r;
+    const std::uint32_t* const multiplied = hash_keys.multiplied.data() + r;
+    std::uint64_t of_block = 0;
+    for (std::size_t j = 0; j < here; ++j) {
+      Word bits;
+      std::memcpy(&bits, from + j * sizeof(Word), sizeof(Word));
+      of_block += std::uint64_t{added[j] ^ bits} * multiplied[j];
+    }
+    sum += of_block * bits_hash_keys::of_block(place / period);
+    i += here;
   }
   return sum;
 }

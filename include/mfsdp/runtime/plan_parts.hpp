@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -22,7 +21,14 @@ class plan_parts {
  public:
   // In the order in which one follows from those before it: of several differences the first one
   // counts.
-  enum part : std::size_t { model, precision, optimizers, placement, options, count };
+  enum part : std::size_t {
+    model = static_cast<std::size_t>(plan_topic::model),
+    precision = static_cast<std::size_t>(plan_topic::precision),
+    optimizers = static_cast<std::size_t>(plan_topic::optimizers),
+    placement = static_cast<std::size_t>(plan_topic::placement),
+    options,
+    count
+  };
 
   template <class Rules>
   plan_parts(std::string_view precision_text, const Rules& rules) {
@@ -33,26 +39,9 @@ class plan_parts {
 
   // Several plans of one model, on different numbers of ranks, may be added.
   void add(const plan& p) {
-    std::istringstream lines(to_text(p));
-    for (std::string line; std::getline(lines, line);) {
-      line += '\n';
-      std::istringstream words(line);
-      std::string word;
-      words >> word;
-      if (word == "bytes") {
-        texts_[precision] += line;
-      } else if (word == "optimizer" || word == "gathering") {
-        texts_[optimizers] += line;
-      } else if (word == "ranks" || word == "placement" || word == "item") {
-        texts_[placement] += line;
-      } else if (word == "tensor") {  // its fifth word is the optimizer
-        for (int i = 1; words >> word; ++i) {
-          texts_[i == 4 && word != "frozen" ? optimizers : model] += ' ' + word;
-        }
-      } else {
-        texts_[model] += line;
-      }
-    }
+    for_each_plan_piece(p, [&](plan_topic topic, std::string_view piece) {
+      texts_[static_cast<std::size_t>(topic)] += piece;
+    });
   }
   void add_options(std::string_view text) { texts_[options] += text; }
 

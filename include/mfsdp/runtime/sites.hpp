@@ -376,7 +376,7 @@ class site_exchange {
     for (const auto& entry : then.entries) {
       const float sites = counted_[entry.part];
       if (sites == 0 && entry.kept) continue;
-      context_.backend.transform(detail::divided<float>{std::max(sites, 1.0f)}, entry.values,
+      context_.backend.transform(detail::divided_copy{std::max(sites, 1.0f)}, entry.values,
                                  slice(sums, entry.at, std::ssize(entry.values)));
     }
     in.sum.drain(context_.until());

@@ -769,7 +769,7 @@ class optimizer_states {
     }
     optimizer.update(by.backend, states, parameter, gradient, context_of(entry, now, scratch));
     if (context_.options.measure_updates) {
-      by.backend.transform(detail::difference{}, before, std::span<const float>(own));
+      by.backend.transform(detail::change_since{}, before, std::span<const float>(own));
       entry.change += by.backend.sum_of_squares(std::span<const float>(before));
     }
     for (std::size_t k = 0; k < states.size(); ++k) {

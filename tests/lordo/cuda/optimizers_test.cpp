@@ -20,9 +20,9 @@ TEST_CASE("low-rank Adam and Muon conform on a device") {
   const cuda_backend backend;
   optimizer_conformance(low_rank_adam<>{.rank = 2}, backend);
   optimizer_conformance(low_rank_adam<>{.rank = 2,
-                                        .weight_decay = 0.1,
+                                        .clip = {.rule = clip_rule::norm, .threshold = 1.0},
                                         .feedback = error_feedback::full,
-                                        .clip = {.rule = lordo::clip_rule::norm, .threshold = 1.0}},
+                                        .weight_decay = 0.1},
                         backend);
   optimizer_conformance(low_rank_muon<>{.rank = 2}, backend);
 }

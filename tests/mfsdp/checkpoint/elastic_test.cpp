@@ -19,7 +19,7 @@ auto elastic_model(const mfsdp::elastic_collective& axis) {
 
 template <class Model>
 void train_seats_until(Model& model, int steps) {
-  for (int step = static_cast<int>(model.counts().steps); step < steps; ++step) {
+  for (int step = static_cast<int>(model.persistence().counts().steps); step < steps; ++step) {
     toy::step_site(model, toy::single_ranks(3, steps), step);
   }
 }

@@ -57,7 +57,7 @@ void check_placements(From from, To... to) {
       wrong += at.changed_options.empty() ? 0 : 1;
       if (where.replicated) {  // every rank reads everything, and no more than that
         std::int64_t held = 0;
-        model.for_each_held([&](auto, auto values) { held += std::ssize(values); });
+        model.persistence().for_each_held([&](auto, auto values) { held += std::ssize(values); });
         wrong += at.bytes_read == held * 4 ? 0 : 1;
       }
     });

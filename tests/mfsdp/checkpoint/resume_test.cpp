@@ -32,7 +32,7 @@ void on_trainers(int ranks, Body&& body) {
 template <class Model>
 void train_until(Model& model, int steps) {
   const toy::site_settings how{.ranks = {model.ranks()}, .parts = {12}, .max_norm = 0.7};
-  for (int step = static_cast<int>(model.counts().steps); step < steps; ++step) {
+  for (int step = static_cast<int>(model.persistence().counts().steps); step < steps; ++step) {
     toy::step_site(model, how, step);
   }
 }

@@ -76,7 +76,7 @@ TEST_CASE("owners: every pair of world sizes") {
     std::atomic<std::int64_t> elements = 0;
     on_owners({from}, [&](auto& model) {
       checkpoint_values::set_values(model, from);
-      model.for_each_held([&](auto, auto values) { elements += std::ssize(values); });
+      model.persistence().for_each_held([&](auto, auto values) { elements += std::ssize(values); });
       CHECK(mfsdp::save(model, root.path()) == root / "step-000000000007");
       CHECK(model.moved(mfsdp::phase::checkpoint).collectives > 0);
     });
@@ -93,7 +93,7 @@ TEST_CASE("replicas share out the writing, and read what each of them needs") {
   on_owners({2, 3}, [&](auto& model) {
     checkpoint_values::set_values(model, 5);
     if (model.rank() < 2) {
-      model.for_each_held([&](auto, auto values) { elements += std::ssize(values); });
+      model.persistence().for_each_held([&](auto, auto values) { elements += std::ssize(values); });
     }
     mfsdp::save(model, root.path());
   });

@@ -59,7 +59,7 @@ template <class Model>
 void train_sites_until(Model& model, int steps) {
   const toy::site_settings how{
       .ranks = {}, .parts = std::vector<int>(static_cast<std::size_t>(model.sites()), 2)};
-  for (int step = static_cast<int>(model.counts().steps); step < steps; ++step) {
+  for (int step = static_cast<int>(model.persistence().counts().steps); step < steps; ++step) {
     toy::step_site(model, how, step);
   }
 }

@@ -46,8 +46,8 @@ struct saved_model {
 template <class Model, class Name>
 mfsdp::index_t count_wrong_parameters(Model& model, Name name) {
   mfsdp::index_t wrong = 0;
-  model.for_each_held([&](const mfsdp::held_part& part, auto values) {
-    if (model.arrays()[part.array].is_state()) return;
+  model.persistence().for_each_held([&](const mfsdp::held_part& part, auto values) {
+    if (model.persistence().arrays()[part.array].is_state()) return;
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto element = part.first + static_cast<mfsdp::index_t>(i);
       const std::string stored = name(checkpoint_values::name_of(model, part.array));
@@ -125,7 +125,7 @@ TEST_CASE("names may be mapped") {
     CHECK(text.find("not in the checkpoint: 'x.same', 'x.fused', 'x.gone'") != std::string::npos);
     CHECK(text.find("not in the model: 'a.same', 'a.fused', 'a.gone'") != std::string::npos);
     mfsdp::load(model, saved.root.path(), {.stored_name = stored_name});
-    CHECK(model.counts().steps == 7);
+    CHECK(model.persistence().counts().steps == 7);
     CHECK(count_wrong_parameters(model, stored_name) == 0);
     const std::string twice = refusal_of([&] {
       return mfsdp::load(model, saved.root.path(), {.stored_name = [](std::string_view name) {
@@ -149,11 +149,11 @@ TEST_CASE("parameters alone begin a run of their own, whatever the optimizers") 
     CHECK(at.step == 7);
     CHECK(at.changed_options.empty());
     CHECK(count_wrong_parameters(model, [](auto name) { return name; }) == 0);
-    const mfsdp::training_counts counts = model.counts();
+    const mfsdp::training_counts counts = model.persistence().counts();
     CHECK(counts.steps == 0);
     CHECK(std::ranges::count(counts.updates, 0) == std::ssize(counts.updates));
-    model.for_each_held([&](const mfsdp::held_part& part, auto values) {
-      if (!model.arrays()[part.array].is_state()) return;
+    model.persistence().for_each_held([&](const mfsdp::held_part& part, auto values) {
+      if (!model.persistence().arrays()[part.array].is_state()) return;
       CHECK(std::ranges::count(values, 0.0f) == std::ssize(values));
     });
   });

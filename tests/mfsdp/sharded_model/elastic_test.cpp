@@ -13,7 +13,7 @@ namespace elastic_test {
 
 using namespace mfsdp;
 using namespace std::chrono_literals;
-using toy::blow, toy::place, toy::timed, toy::way;
+using toy::blow, toy::patient, toy::place, toy::timed, toy::way;
 
 static_assert(PeriodicOptimizer<toy::anchored_momentum<true>>);
 static_assert(ElasticCollective<toy::watched_collective>);
@@ -22,7 +22,6 @@ namespace {
 
 // Long enough for members that only compute; nothing may last as long as `patient`.
 constexpr auto impatient = 500ms;
-constexpr auto patient = 30s;
 
 struct casualty {
   int site = 0;

@@ -13,11 +13,9 @@ namespace join_test {
 
 using namespace mfsdp;
 using namespace std::chrono_literals;
-using toy::arrivals, toy::mentions, toy::message_of, toy::timed;
+using toy::arrivals, toy::mentions, toy::message_of, toy::patient, toy::timed;
 
 namespace {
-
-constexpr auto patient = 30s;  // nothing may last as long
 
 auto make_model(const elastic_collective& axis, toy::watched_collective::watcher watch = {},
                 int rows = 0) {
@@ -123,8 +121,8 @@ TEST_CASE("a newcomer has all states of the others after a meeting, and none of 
   std::latch taken{1};
   const auto states_of = [](auto& model) {
     std::map<std::string, std::vector<float>> all;
-    model.for_each_held([&](const held_part& part, std::span<const float> values) {
-      const model_array& array = model.arrays()[part.array];
+    model.persistence().for_each_held([&](const held_part& part, std::span<const float> values) {
+      const model_array& array = model.persistence().arrays()[part.array];
       if (!array.is_state()) return;
       auto& of = all[std::string(array.state) + " " + model.plan().items[part.item].name];
       of.insert(of.end(), values.begin(), values.end());

@@ -12,11 +12,10 @@ namespace newcomer_test {
 
 using namespace mfsdp;
 using namespace std::chrono_literals;
-using toy::arrivals, toy::mentions, toy::message_of, toy::timed;
+using toy::arrivals, toy::mentions, toy::message_of, toy::patient, toy::timed;
 
 namespace {
 
-constexpr auto patient = 30s;  // nothing may last as long
 const toy::anchored_momentum<false> rule;
 using types = precision<bfloat16, float>;
 

@@ -114,8 +114,8 @@ TEST_CASE("a matrix of which no site has a usable gradient is as before, states 
       model.initialize(toy::initialize);
       const auto states_of_matrices = [&] {
         std::vector<float> states;
-        model.for_each_held([&](const held_part& part, auto values) {
-          if (!model.arrays()[part.array].is_state()) return;
+        model.persistence().for_each_held([&](const held_part& part, auto values) {
+          if (!model.persistence().arrays()[part.array].is_state()) return;
           if (model.plan().items[part.item].divisible) return;
           states.insert(states.end(), values.begin(), values.end());
         });
