@@ -139,8 +139,9 @@ class file {
       if (errno != EINTR) fail("write to the disk", errno);
     }
   }
-  // Whether nobody else has locked this file; nobody can then, until it is closed or the process
-  // ends. Always where the file system has no locks.
+  // Whether nobody else has locked this file; nobody can then, until unlock, or until this process
+  // and those that it has forked meanwhile have closed it or ended. Always where the file system
+  // has no locks.
   [[nodiscard]] bool try_lock() const {
     int result = 0;
     do {
@@ -150,6 +151,8 @@ class file {
     if (errno != EWOULDBLOCK) fail("lock", errno);
     return false;
   }
+  // Also for processes forked since, which hold the same lock.
+  void unlock() const noexcept { (void)::flock(descriptor_, LOCK_UN); }
   // Some file systems report only here that writing failed. Nothing may follow.
   void close() {
     if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("close", errno);

@@ -94,19 +94,29 @@ inline void hide(const std::string& folder, const std::string& name, std::int64_
   rename_durably(fmt::format("{}/{}", folder, name), unused);
 }
 
-// Nobody else saves to a folder, which is created if need be, until this is closed. Errors:
-// checkpoint_error if somebody does.
-[[nodiscard]] inline file lock_folder(const std::string& folder) {
-  create_folders(folder);
-  file lock = file::create_or_open(folder + "/.lock");
-  if (!lock.try_lock()) {
+// As long as it lives nobody else changes what checkpoints a folder has, which is created if need
+// be. Errors: checkpoint_error if somebody does.
+class folder_lock {
+ public:
+  explicit folder_lock(const std::string& folder) : lock_(opened(folder)) {
+    if (lock_.try_lock()) return;
     throw checkpoint_error(fmt::format(
         "another job, or another saver of this one, is saving to '{}' now: end it, or name another "
         "folder",
         folder));
   }
-  return lock;
-}
+  ~folder_lock() { lock_.unlock(); }
+  folder_lock(const folder_lock&) = delete;
+  folder_lock& operator=(const folder_lock&) = delete;
+
+ private:
+  static file opened(const std::string& folder) {
+    create_folders(folder);
+    return file::create_or_open(folder + "/.lock");
+  }
+
+  file lock_;
+};
 
 // Where a checkpoint of this step is written. Creates the folders; what an earlier crash has left
 // is out of the way. Errors: checkpoint_error, also if there is one of this step or a later one.

@@ -243,7 +243,9 @@ loaded load(Model& model, const std::string& root, const load_options& options =
     if (!chosen.any_newer) return;
     // Before any site has values: none trains or saves until all have done it.
     agree(detail::fault_of([&] {
-      if (model.rank() == 0) detail::abandon(chosen.folder, chosen.newer);
+      if (model.rank() != 0) return;
+      const detail::folder_lock lock(chosen.folder);
+      detail::abandon(chosen.folder, chosen.newer);
     }));
   });
   result.abandoned.assign(chosen.newer.begin(), chosen.newer.end());

@@ -78,7 +78,7 @@ class checkpoint_writer {
     const std::string fault = fault_of([&] {
       require_options();
       if (setup_.rank != 0) return;
-      lock_.emplace(lock_folder(folder_));
+      lock_.emplace(folder_);
       begin_partial(folder_, setup_.description.step);
       begun = true;
     });
@@ -199,7 +199,7 @@ class checkpoint_writer {
   int keep_last_;
   std::string folder_;  // of the site
   std::string doing_;
-  std::optional<file> lock_;  // of rank 0, on the folder
+  std::optional<folder_lock> lock_;  // of rank 0, on the folder
   rank_share share_;
 };
 

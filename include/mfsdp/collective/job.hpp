@@ -76,10 +76,10 @@ template <class Otherwise>
 }  // namespace detail
 
 // What torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or Slurm (SLURM_PROCID,
-// SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_NODELIST) says. The port is MFSDP_RENDEZVOUS_PORT, or
-// MASTER_PORT + 1, since the agent of torchrun may have MASTER_PORT itself; without both, one that
-// follows from SLURM_JOB_ID. MASTER_ADDR has precedence over Slurm's list. Errors: spec_error that
-// names the variable.
+// SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST or SLURM_JOB_NODELIST) says. The port is
+// MFSDP_RENDEZVOUS_PORT, or MASTER_PORT + 1, since the agent of torchrun may have MASTER_PORT
+// itself; without both, one that follows from SLURM_JOB_ID. MASTER_ADDR has precedence over Slurm's
+// list. Errors: spec_error that names the variable.
 [[nodiscard]] inline job job_from_environment(
     const detail::environment& get = &detail::variable_of_process) {
   using detail::needed_variable;
@@ -117,6 +117,8 @@ template <class Otherwise>
         ask("SLURM_LOCALID", "which process of its machine this is, for the device", 0);
     if (const auto host = get("MASTER_ADDR")) {
       here.host = *host;
+    } else if (const auto step = get("SLURM_STEP_NODELIST")) {
+      here.host = detail::first_host(*step);
     } else {
       here.host = detail::first_host(
           needed_variable(get, "SLURM_JOB_NODELIST",
@@ -125,7 +127,8 @@ template <class Otherwise>
     }
     here.id = needed_variable(get, "SLURM_JOB_ID", "tells this job from others");
     here.port = detail::rendezvous_port(get, [&] {
-      return 20000 + number_in_variable("SLURM_JOB_ID", here.id, 0, 2147483647) % 20000;
+      // Below the ports that systems hand out.
+      return 20000 + number_in_variable("SLURM_JOB_ID", here.id, 0, 2147483647) % 12000;
     });
     here.id += "." + get("SLURM_STEP_ID").value_or("");
   }

@@ -270,10 +270,10 @@ class nccl_collective {
                       rank(), r, mine[2], all[static_cast<std::size_t>(3 * r + 2)]));
     }
     group_->compares = options.compare_calls && size() > 1;
-    std::vector<piece> pieces;  // of 0 to 6 elements
+    std::vector<piece> pieces;  // of 1 to 7 elements: every rank talks to every other one
     index_t total = 0;
     for (int r = 0; r < size(); ++r) {
-      pieces.push_back({r, total, 0, (5 * r + 3) % 7});
+      pieces.push_back({r, total, 0, 1 + (5 * r + 3) % 7});
       total += pieces.back().count;
     }
     const auto value = [](const piece& p, index_t i) {

@@ -208,6 +208,15 @@ class nccl_engine {
     op->over = op->released = false;
     return op;
   }
+  // What is queued in a communicator comes after what the others have been given so far: kernels of
+  // two that run at once wait for each other for ever where ranks have begun them in different
+  // orders. All ranks start operations in one order.
+  void follow_others(nccl_group& group) const {
+    for (const auto& other : groups_) {
+      if (other.get() == &group || other->under_way.empty()) continue;
+      other->under_way.back()->done.precede(group.stream.get());
+    }
+  }
   void add(nccl_group& group, const std::shared_ptr<nccl_operation>& op) {
     group.under_way.push_back(op);
     changed_.notify_all();
@@ -235,7 +244,7 @@ class nccl_engine {
     }
     std::size_t size = 4096;
     while (size < bytes) size *= 2;
-    return {cuda::pinned_buffer<std::byte>(size), stream_memory(group.stream.get(), size)};
+    return {cuda::pinned_buffer<std::byte>(size), device_memory(size)};
   }
 
  private:

@@ -11,15 +11,16 @@
 
 namespace mfsdp::inline MFSDP_ABI::detail {
 
-// Memory of a device that is taken and given back in the order of a stream, so that neither waits
-// for what is under way. Move-only. Errors: device_error.
-class stream_memory {
+// Memory of the current device. Not of a pool of cudaMallocAsync: NCCL lets devices of one process
+// write to each other's operands, and other devices may not touch such a pool. Move-only. Errors:
+// device_error.
+class device_memory {
  public:
-  stream_memory() = default;
-  stream_memory(cudaStream_t in, std::size_t bytes) : bytes_(bytes) {
+  device_memory() = default;
+  explicit device_memory(std::size_t bytes) : bytes_(bytes) {
     void* fresh = nullptr;
-    cuda::require(cudaMallocAsync(&fresh, bytes, in), "cudaMallocAsync");
-    memory_ = std::unique_ptr<void, give_back>(fresh, give_back{in});
+    cuda::require(cudaMalloc(&fresh, bytes), "cudaMalloc");
+    memory_.reset(fresh);
   }
 
   [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(memory_.get()); }
@@ -27,17 +28,16 @@ class stream_memory {
 
  private:
   struct give_back {
-    cudaStream_t in;
-    void operator()(void* old) const { (void)cudaFreeAsync(old, in); }
+    void operator()(void* old) const { (void)cudaFree(old); }
   };
-  std::unique_ptr<void, give_back> memory_{nullptr, give_back{nullptr}};
+  std::unique_ptr<void, give_back> memory_;
   std::size_t bytes_ = 0;
 };
 
 // What an operand in host memory passes through: its copy in pinned memory and on the device.
 struct staging_block {
   cuda::pinned_buffer<std::byte> host;
-  stream_memory device;
+  device_memory device;
 };
 
 // Whether memory is a device's. Everything else is copied through a staging_block.

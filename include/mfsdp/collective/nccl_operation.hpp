@@ -89,7 +89,7 @@ struct nccl_group {
   int rank = 0;
   int size = 1;
   cuda::stream stream{};
-  stream_memory scratch{};
+  device_memory scratch{};
   std::int64_t started = 0;
   std::deque<std::shared_ptr<nccl_operation>> under_way{};
   std::vector<std::shared_ptr<nccl_operation>> idle{};

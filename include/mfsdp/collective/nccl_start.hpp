@@ -92,8 +92,7 @@ class nccl_start {
   // Device memory of the communicator, for what comes in.
   [[nodiscard]] std::byte* scratch() {
     if (group_.scratch.get() == nullptr) {
-      group_.scratch =
-          stream_memory(stream(), static_cast<std::size_t>(engine_.options().scratch_bytes));
+      group_.scratch = device_memory(static_cast<std::size_t>(engine_.options().scratch_bytes));
     }
     return group_.scratch.get();
   }
@@ -106,6 +105,7 @@ class nccl_start {
     ++group_.started;
     op_->ready.record(engine_.compute());
     op_->ready.precede(stream());
+    engine_.follow_others(group_);
     if (group_.compares) tell();
     for (const auto& [host, device, bytes] : staged_) {
       cuda::require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream()),

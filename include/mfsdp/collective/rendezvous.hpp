@@ -128,24 +128,25 @@ class rendezvous : public rank_notices {
   // ----- rank 0
 
   [[nodiscard]] detail::tcp_socket listening() const {
-    // At the address of the host's name if that is one of this machine, at all of them otherwise.
-    for (const char* host : {job_.host.c_str(), static_cast<const char*>(nullptr)}) {
-      const detail::addresses list = detail::resolve(host, job_.port, AI_PASSIVE);
-      for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-        detail::tcp_socket fresh(socket(a->ai_family, a->ai_socktype, a->ai_protocol));
-        if (!fresh.open()) continue;
-        const int yes = 1;
-        (void)setsockopt(fresh.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        if (bind(fresh.get(), a->ai_addr, a->ai_addrlen) == 0 &&
-            listen(fresh.get(), SOMAXCONN) == 0) {
-          return fresh;
-        }
-        if (errno == EADDRINUSE) {
-          throw collective_error(fmt::format(
-              "{}: rank 0 cannot listen there, the port is taken; another program or an earlier "
-              "job has it. Set MFSDP_RENDEZVOUS_PORT to a free port, on all ranks",
-              at()));
-        }
+    // At all addresses of this machine, since its own name is often one of the loopback to itself;
+    // within the machine if the job says so.
+    const bool within = job_.host == "localhost" || job_.host == "127.0.0.1" || job_.host == "::1";
+    const char* const host = within ? job_.host.c_str() : nullptr;
+    const detail::addresses list = detail::resolve(host, job_.port, AI_PASSIVE);
+    for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+      detail::tcp_socket fresh(socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+      if (!fresh.open()) continue;
+      const int yes = 1;
+      (void)setsockopt(fresh.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      if (bind(fresh.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+          listen(fresh.get(), SOMAXCONN) == 0) {
+        return fresh;
+      }
+      if (errno == EADDRINUSE) {
+        throw collective_error(fmt::format(
+            "{}: rank 0 cannot listen there, the port is taken; another program or an earlier "
+            "job has it. Set MFSDP_RENDEZVOUS_PORT to a free port, on all ranks",
+            at()));
       }
     }
     throw collective_error(

@@ -43,11 +43,10 @@ class recorded_step {
     const device_scope here(context_->device());
     if (!measured_) {
       met(recorder::phase::measure, nullptr, step);
-      size_ = recorder_.arguments_size();
+      size_ = std::max(recorder_.arguments_size(), smallest_);
       measured_ = true;
       return;
     }
-    if (size_ == 0) return met(recorder::phase::refresh, nullptr, step);
     if (device_ == nullptr) device_ = static_cast<std::byte*>(context_->take(size_));
     std::optional<slot>& free = slots_[next_slot_];
     if (!free) {
@@ -123,6 +122,9 @@ class recorded_step {
     require(cudaGraphInstantiate(&fresh, graph.get(), 0), "cudaGraphInstantiate");
     graph_.reset(fresh);
   }
+
+  // A step of copies alone has no arguments, and is recorded like any other.
+  static constexpr std::size_t smallest_ = 64;
 
   std::shared_ptr<context> context_;
   recorder recorder_;

@@ -25,14 +25,20 @@ class device_scope {
  public:
   explicit device_scope(int device) {
     require(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) require(cudaSetDevice(device), "cudaSetDevice");
+    if (device == before_) return;
+    require(cudaSetDevice(device), "cudaSetDevice");
+    switched_ = true;
   }
-  ~device_scope() { (void)cudaSetDevice(before_); }
+  // Setting a device makes a context on it, so only where there is something to undo.
+  ~device_scope() {
+    if (switched_) (void)cudaSetDevice(before_);
+  }
   device_scope(const device_scope&) = delete;
   device_scope& operator=(const device_scope&) = delete;
 
  private:
   int before_ = 0;
+  bool switched_ = false;
 };
 
 // A point in a stream that other streams can wait for. Move-only. Errors: device_error.

@@ -1,6 +1,9 @@
 // Two savers of one folder.
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <string>
 
 #include "mfsdp/checkpoint.hpp"
@@ -51,6 +54,45 @@ TEST_CASE("what is given up lets go of the folder") {
     saver.save(model);
   }
   CHECK(mfsdp::save(model, root.path()) == root / "step-000000000003");
+}
+
+TEST_CASE("a process that was forked while a saver wrote does not keep the folder") {
+  const temporary_folder root;
+  mfsdp::sharded_model model{matrix_and_vector(), mfsdp::self{}, mfsdp::owner_placement{},
+                             mfsdp::sgd{}};
+  checkpoint_values::set_values(model, 1, 3);
+  mfsdp::background_saver saver(root.path());
+  saver.save(model);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    while (true) ::pause();
+  }
+  CHECK(saver.wait() == root / "step-000000000003");
+  checkpoint_values::set_values(model, 1, 4);
+  const std::string refusal = refusal_of([&] { return mfsdp::save(model, root.path()); });
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  CHECK(refusal == "");
+}
+
+TEST_CASE("while a saver writes nobody puts its checkpoints aside") {
+  const temporary_folder root;
+  mfsdp::sharded_model model{matrix_and_vector(), mfsdp::self{}, mfsdp::owner_placement{},
+                             mfsdp::sgd{}};
+  for (const int step : {1, 2}) {
+    checkpoint_values::set_values(model, 1, step);
+    (void)mfsdp::save(model, root.path());
+  }
+  checkpoint_values::set_values(model, 1, 3);
+  mfsdp::background_saver saver(root.path());
+  saver.save(model);
+  mfsdp::sharded_model other{matrix_and_vector(), mfsdp::self{}, mfsdp::owner_placement{},
+                             mfsdp::sgd{}};
+  const std::string refusal =
+      refusal_of([&] { return mfsdp::load(other, root.path(), {.step = 1}); });
+  CHECK(refusal.find("is saving to '" + root.path() + "' now") != std::string::npos);
+  CHECK(saver.wait() == root / "step-000000000003");
 }
 
 }  // namespace lock_test
